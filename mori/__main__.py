@@ -1,0 +1,3 @@
+from mori.cli import app
+
+app()
