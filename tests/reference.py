@@ -1,0 +1,175 @@
+"""What expert-parallel dispatch and combine mean, in plain numpy and torch.
+
+Every function takes the inputs of *all* ranks at once and returns the results of all ranks, so nothing here knows of
+messages, buffers or order of arrival. It shares no code with the package it judges.
+
+Dispatch sends a token once to every distinct rank among its experts. Rows arrive ordered by (source rank, token).
+Combine sums the returned rows in float32, from +0.0, in ascending column of the entry that was kept for a rank, rounds
+once to the dtype of the rows, and writes every NaN as the canonical quiet NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+CANONICAL_NAN_F32 = np.uint32(0x7FC00000)
+CANONICAL_NAN_BF16 = np.uint16(0x7FC0)
+
+
+class Routing(NamedTuple):
+    """Who sends which token where, for all ranks of one dispatch."""
+
+    world_size: int
+    destination: tuple[np.ndarray, ...]
+    """Per source rank, int64 [n, K]: the rank that this entry is kept for, -1 where nothing is sent for it."""
+    row: tuple[np.ndarray, ...]
+    """Per source rank, int64 [n, K]: the row that the token fills at that rank, -1 where nothing is sent."""
+    source: tuple[np.ndarray, ...]
+    """Per destination rank, int64 [T, 2]: (source rank, token) of every received row, in order."""
+    dropped: tuple[int, ...]
+    """Per source rank: how many entries name no expert."""
+
+    def received(self, rank: int) -> int:
+        """Rows that `rank` receives."""
+        return len(self.source[rank])
+
+    def copies(self, rank: int) -> np.ndarray:
+        """Per token of `rank`: the number of distinct ranks it is sent to."""
+        return (self.destination[rank] >= 0).sum(axis=1)
+
+
+class Received(NamedTuple):
+    """What one rank holds after a dispatch: exactly the valid rows."""
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+    scales: torch.Tensor | None
+    indices: torch.Tensor
+    source_position: torch.Tensor
+
+
+def route(indices: Sequence[torch.Tensor | np.ndarray], experts_per_rank: int) -> Routing:
+    """Routing of one dispatch from each rank's [n, K] expert ids; ids outside [0, W*E) name no expert."""
+    world_size = len(indices)
+    ids = [np.asarray(rows, dtype=np.int64) for rows in indices]
+    destination = []
+    dropped = []
+    for rows in ids:
+        names_an_expert = (rows >= 0) & (rows < world_size * experts_per_rank)
+        kept = np.where(names_an_expert, rows // experts_per_rank, -1)
+        for k in range(1, rows.shape[1]):
+            kept[(kept[:, :k] == kept[:, k : k + 1]).any(axis=1), k] = -1
+        destination.append(kept)
+        dropped.append(int((~names_an_expert).sum()))
+    row = [np.full_like(kept, -1) for kept in destination]
+    source = []
+    for rank in range(world_size):
+        pairs = []
+        filled = 0
+        for sender, kept in enumerate(destination):
+            tokens, columns = np.nonzero(kept == rank)
+            row[sender][tokens, columns] = filled + np.arange(len(tokens))
+            pairs.append(np.stack([np.full(len(tokens), sender), tokens], axis=1))
+            filled += len(tokens)
+        source.append(np.concatenate(pairs))
+    return Routing(world_size, tuple(destination), tuple(row), tuple(source), tuple(dropped))
+
+
+def flat_position(rank: int | np.ndarray, token: int | np.ndarray, world_size: int, max_tokens: int):
+    """The flat index of a token: its rank times W*M plus its number."""
+    return rank * (world_size * max_tokens) + token
+
+
+def _gather(source: np.ndarray, tables: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows named by (rank, row) pairs, moved as bytes so that no payload value can change on the way."""
+    example = tables[0]
+    flat = [table.contiguous().view(torch.uint8) for table in tables]
+    parts = [flat[rank][torch.from_numpy(source[source[:, 0] == rank, 1])] for rank in range(len(tables))]
+    return torch.cat(parts).view(example.dtype).reshape(len(source), example.shape[1])
+
+
+def dispatch(
+    routing: Routing,
+    rows: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor | None],
+    scales: Sequence[torch.Tensor] | None,
+    max_tokens: int,
+) -> list[Received]:
+    """What every rank receives. A rank whose weights are None sends zeros in their place."""
+    sent_weights = [
+        torch.zeros(ids.shape, dtype=torch.float32) if given is None else given
+        for ids, given in zip(indices, weights, strict=True)
+    ]
+    results = []
+    for pairs in routing.source:
+        position = flat_position(pairs[:, 0], pairs[:, 1], routing.world_size, max_tokens)
+        results.append(
+            Received(
+                rows=_gather(pairs, rows),
+                weights=_gather(pairs, sent_weights),
+                scales=None if scales is None else _gather(pairs, scales),
+                indices=_gather(pairs, indices),
+                source_position=torch.from_numpy(position.astype(np.int32)),
+            )
+        )
+    return results
+
+
+def widen(rows: torch.Tensor) -> np.ndarray:
+    """bf16 or f32 rows as float32 values, bit for bit (a bf16 is the upper half of a float32)."""
+    if rows.dtype == torch.float32:
+        return rows.numpy().copy()
+    if rows.dtype == torch.bfloat16:
+        bits = rows.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    raise TypeError(f"no arithmetic is defined for {rows.dtype}")
+
+
+def narrow(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Rounds float32 values once, to nearest with ties to even, and makes every NaN canonical."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    is_nan = np.isnan(values)
+    if dtype == torch.float32:
+        return torch.from_numpy(np.where(is_nan, CANONICAL_NAN_F32, bits).view(np.float32))
+    if dtype == torch.bfloat16:
+        wide = bits.astype(np.uint64)
+        rounded = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
+        return torch.from_numpy(np.where(is_nan, CANONICAL_NAN_BF16, rounded).view(np.int16)).view(torch.bfloat16)
+    raise TypeError(f"no arithmetic is defined for {dtype}")
+
+
+def _sum_returned(routing: Routing, rank: int, tables: Sequence[np.ndarray]) -> np.ndarray:
+    """float32 sums for the tokens of `rank`, in ascending k; `tables[d]` are the rows that rank d returns."""
+    destination, row = routing.destination[rank], routing.row[rank]
+    total = np.zeros((len(destination), tables[0].shape[1]), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        for k in range(destination.shape[1]):
+            for sender, table in enumerate(tables):
+                tokens = np.nonzero(destination[:, k] == sender)[0]
+                total[tokens] += table[row[tokens, k]]
+    return total
+
+
+def combine(routing: Routing, returned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Per rank [n, h]: the sum of the rows that come back for each of its tokens. `returned[d]` has >= T_d rows."""
+    tables = [widen(rows) for rows in returned]
+    return [narrow(_sum_returned(routing, rank, tables), returned[0].dtype) for rank in range(routing.world_size)]
+
+
+def combine_weights(routing: Routing, returned: Sequence[torch.Tensor | None], topk: int) -> list[torch.Tensor | None]:
+    """Per rank [n, K], None for a rank that passed none. Rows that a rank does not pass add nothing."""
+    tables = []
+    for rank, given in enumerate(returned):
+        table = np.zeros((routing.received(rank), topk), dtype=np.float32)
+        if given is not None:
+            table[: len(given)] = given.numpy()[: len(table)]
+        tables.append(table)
+    return [
+        None if given is None else narrow(_sum_returned(routing, rank, tables), torch.float32)
+        for rank, given in enumerate(returned)
+    ]
