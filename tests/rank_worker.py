@@ -95,7 +95,7 @@ def die_with_parent() -> None:
 def serve(connection: Connection, log_path: str) -> None:
     """Answers requests until the parent closes its end."""
     die_with_parent()
-    log = open(log_path, "w")  # noqa: SIM115 - faulthandler writes to it until the process ends
+    log = open(log_path, "w")
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
