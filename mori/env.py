@@ -1,7 +1,7 @@
 """The environment variables of mori: one table, one reader.
 
 Nothing else in the package looks at `os.environ` for a `MORI_*` name. `VARIABLES` is what `get` parses with, what
-`warn_unknown` compares against and what docs/environment.md is printed from (`python -m mori.env`).
+`warn_unknown` compares against and what docs/environment.md is made from (`markdown`).
 A variable that is set to the empty string counts as not set.
 """
 
@@ -287,7 +287,8 @@ def markdown() -> str:
     lines = [
         "# Environment variables",
         "",
-        "<!-- Printed by `python -m mori.env`; change the table in mori/env.py, then print again. -->",
+        "<!-- Made from the table in mori/env.py; after a change there, write it again:",
+        """python -c "from mori import env; print(env.markdown(), end='')" > docs/environment.md -->""",
         "",
         "Values are read when they are first needed. An empty value counts as not set; a malformed one raises",
         "`ValueError` with the accepted form; an unknown `MORI_*` name gives one warning with the nearest match.",
@@ -296,7 +297,3 @@ def markdown() -> str:
         lines += ["", f"## {area}", "", "| variable | value | default | meaning |", "|---|---|---|---|"]
         lines += [f"| `{v.name}` | {v.kind.accepted} | {_show(v)} | {v.meaning} |" for v in variables]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

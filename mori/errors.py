@@ -51,7 +51,7 @@ class PeerLost(MoriError):
 
 
 class PeerTimeout(MoriError, TimeoutError):
-    """A rank is alive but did not do its part of `phase` in time. `expected` and `seen` are the awaited and the last state."""
+    """A rank is alive but did not do its part of `phase` in time; `expected` and `seen` say what was awaited."""
 
     def __init__(
         self,
