@@ -35,7 +35,7 @@ mori_option(BUILD_SHMEM ON never "Symmetric memory is always built: the ops stan
 mori_option(BUILD_IO ON never "MORI-IO is out of scope of this package; importing mori.io says so.")
 mori_option(BUILD_PYBINDS ON never "The Python extension is the only thing that is built.")
 mori_option(ENABLE_PROFILER OFF run "Device code is compiled on demand: set the variable when the program runs.")
-mori_option(ENABLE_STANDARD_MOE_ADAPT ON run "Always there; set the variable to OFF when the program runs to refuse it.")
+mori_option(ENABLE_STANDARD_MOE_ADAPT ON run "These methods need no build of their own; OFF when the program runs refuses them.")
 mori_option(ENABLE_DEBUG_PRINTF OFF never "No kernel prints; faults are reported as exceptions that name rank and phase.")
 mori_option(USE_ROCM ON never "One wheel serves every target; the extension links neither ROCm nor CUDA.")
 mori_option(USE_BNXT OFF never "Network adapters are reached through UCX, which is loaded when the program runs.")

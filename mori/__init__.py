@@ -10,7 +10,7 @@ GPU is looked for. Sub-packages and exceptions load when they are first named:
 
 from __future__ import annotations
 
-import importlib
+import importlib as _importlib
 from typing import TYPE_CHECKING, Any
 
 from mori import env as _env
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
         UnsupportedDtype,
     )
 
-_SUBPACKAGES = ("cco", "cpp", "env", "errors", "io", "ops", "shmem", "target", "tensor_utils")
-_EXCEPTIONS = (
+__all__ = [
     "BootstrapError",
     "BootstrapTimeout",
     "CallFault",
@@ -51,8 +50,16 @@ _EXCEPTIONS = (
     "ReceiveOverflow",
     "RowMismatch",
     "UnsupportedDtype",
-)
+    "__version__",
+    "cco",
+    "cpp",
+    "ops",
+    "shmem",
+    "target",
+]
 
+_SUBPACKAGES = ("cco", "cpp", "env", "errors", "io", "ops", "shmem", "target", "tensor_utils")
+_EXCEPTIONS = [name for name in __all__ if name[0].isupper()]
 # Names that programs written for other releases may look for, with what is true of them here.
 _ABSENT = {
     "allocator": "memory comes from mori.shmem or mori.cco",
@@ -63,14 +70,12 @@ _ABSENT = {
     "kernel_profiler": "not there yet: it comes with the GPU targets",
 }
 
-__all__ = ["__version__", "cco", "cpp", "ops", "shmem", "target", *_EXCEPTIONS]
-
 
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
-        return importlib.import_module(f"mori.{name}")
+        return _importlib.import_module(f"mori.{name}")
     if name in _EXCEPTIONS:
-        return getattr(importlib.import_module("mori.errors"), name)
+        return getattr(_importlib.import_module("mori.errors"), name)
     because = f": {_ABSENT[name]}" if name in _ABSENT else ""
     raise AttributeError(f"module 'mori' has no attribute {name!r}{because}")
 

@@ -1,0 +1,94 @@
+"""The parts of docs/ that are printed from the tables of the code, so that they cannot say anything else.
+
+In a document such a part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; docs/environment.md is
+one as a whole. `make docs` prints all of them again; `make lint` and a test compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import mori.errors
+from mori import env
+from mori.demo import adapt
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = ROOT / "docs" / "environment.md"
+ACTS = {"build": "at build time", "run": "at run time", "never": "not at all"}
+
+
+def build_options() -> str:
+    """The calls of mori_option in cmake/build_options.cmake as a table."""
+    text = (ROOT / "cmake" / "build_options.cmake").read_text(encoding="utf-8")
+    rows = re.findall(r'^mori_option\((\w+) (\w+) (\w+) "(.*)"\)$', text, flags=re.MULTILINE)
+    lines = ["| option | default | acts | what it does here |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {default} | {ACTS[when]} | {meaning} |" for name, default, when, meaning in rows]
+    return "\n".join(lines)
+
+
+def guide_example_diff() -> str:
+    return f"```diff\n{adapt.cpu_diff()}```"
+
+
+def guide_example_text() -> str:
+    return f"```python\n{adapt.published()}```"
+
+
+def errors() -> str:
+    """Every exception of mori.errors: bases and the first sentence of its docstring."""
+    lines = ["| exception | is also a | raised when |", "|---|---|---|"]
+    for name, kind in vars(mori.errors).items():
+        if inspect.isclass(kind) and issubclass(kind, BaseException) and kind.__module__ == "mori.errors":
+            bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+            meaning = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+            lines.append(f"| `mori.{name}` | {bases} | {meaning} |")
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "build options": build_options,
+    "guide example": guide_example_text,
+    "guide example on CPUs": guide_example_diff,
+    "errors": errors,
+}
+
+
+def current(document: Path) -> str:
+    """What the document should say."""
+    if document == ENVIRONMENT:
+        return env.markdown()
+    text = document.read_text(encoding="utf-8")
+    for name, part in PARTS.items():
+        begin, end = f"<!-- generated: {name} -->", f"<!-- end of {name} -->"
+        if begin in text:
+            head, rest = text.split(begin)
+            _, tail = rest.split(end)
+            text = f"{head}{begin}\n{part()}\n{end}{tail}"
+    return text
+
+
+def documents() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def outdated() -> list[Path]:
+    return [document for document in documents() if document.read_text(encoding="utf-8") != current(document)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="bring the documents up to date")
+    write = parser.parse_args().write
+    for document in outdated():
+        print(("written: " if write else "not current: ") + str(document.relative_to(ROOT)))
+        if write:
+            document.write_text(current(document), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
