@@ -16,11 +16,14 @@ from typing import Any
 from mori import env
 from mori._version import __version__
 from mori.cco import lobby, network, verdict
+from mori.cco.descriptors import PeerLink, exchange_descriptors
 from mori.cco.handshake import Doorman, prove
 from mori.cco.star import VERDICT_GRACE_S, Star
 from mori.cco.unique_id import UniqueId
 from mori.cco.wire import POLL_INTERVAL_S, Channel, Poll, WireError
 from mori.errors import BootstrapError, BootstrapTimeout
+
+__all__ = ["PROTOCOL_VERSION", "PeerLink", "Rendezvous", "exchange_descriptors"]
 
 PROTOCOL_VERSION = 1  # of everything ranks say to each other, shared memory included; raise it with any change
 _STAR_ROLE = "star"
@@ -159,7 +162,8 @@ class _Joining:
                     self._hear_lobby()
             for guest in doorman.admit():
                 self._stack.callback(guest.channel.close)
-                channels[guest.rank] = guest.channel
+                if 0 < guest.rank < self._nranks:
+                    channels.setdefault(guest.rank, guest.channel)
             doorman.expire()
         return channels
 

@@ -1,0 +1,173 @@
+// The Python module mori._core: thin. Messages, names and policy are Python's.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "../cco/communicator.hpp"
+#include "../ops/ep_plan.hpp"
+#include "dlpack.hpp"
+
+namespace py = pybind11;
+using namespace mori;
+
+namespace {
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+const char* const region_names[] = {
+    "control",        "dispatch_rows",   "dispatch_weights",   "dispatch_scales", "dispatch_indices", "dispatch_source",
+    "received_count", "combine_in_rows", "combine_in_weights", "combine_rows",    "combine_weights",  "sender_map",
+    "stats",
+};
+static_assert(sizeof(region_names) / sizeof(region_names[0]) == u32(RegionId::count), "a name for every region");
+
+EpShape make_shape(u32 world_size, u32 rank, u32 max_tokens, u32 hidden_dim, u32 max_element_bytes, u32 scale_dim,
+                   u32 scale_element_bytes, u32 experts_per_rank, u32 topk, u32 max_recv_tokens) {
+  return {world_size,       rank, max_tokens,     hidden_dim, max_element_bytes, scale_dim, scale_element_bytes,
+          experts_per_rank, topk, max_recv_tokens};
+}
+
+py::tuple layout_regions(const EpShape& shape) {
+  const EpLayout layout = ep_layout(shape);
+  py::list regions;
+  for (u32 id = 0; id < u32(RegionId::count); ++id) {
+    regions.append(py::make_tuple(region_names[id], layout.offset[id], layout.bytes[id], region_alignment));
+  }
+  return py::make_tuple(regions, layout.total_bytes);
+}
+
+py::object fault_tuple(const Communicator& communicator) {
+  const auto fault = communicator.fault();
+  if (!fault) return py::none();
+  return py::make_tuple(u32(fault->kind), u32(fault->phase), fault->peer, fault->origin, fault->call, fault->expected,
+                        fault->seen);
+}
+
+py::dict stats_dict(const EpPlan& plan, u32 world_size) {
+  const OpStats* stats = plan.stats();
+  const u64* rows = reinterpret_cast<const u64*>(stats + 1);
+  py::dict result;
+  result["dispatches"] = stats->dispatches;
+  result["combines"] = stats->combines;
+  result["no_expert_ids"] = stats->no_expert_ids;
+  result["out_of_range_ids"] = stats->out_of_range_ids;
+  result["rows_sent"] = std::vector<u64>(rows, rows + world_size);
+  result["rows_received"] = std::vector<u64>(rows + world_size, rows + 2 * world_size);
+  return result;
+}
+
+void bind_memory(py::module_& module) {
+  py::class_<SymmetricMemory, std::shared_ptr<SymmetricMemory>>(module, "SymmetricMemory")
+      .def_static("create_host", &make_host_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes_per_rank"))
+      .def("map_peer", &SymmetricMemory::map_peer, py::arg("peer"), py::arg("descriptor"))
+      .def("release_pages", &SymmetricMemory::release_pages)
+      .def("address", [](const SymmetricMemory& self, u32 peer,
+                         u64 offset) { return u64(self.symmetric().at<void>(peer, offset)); })
+      .def_property_readonly("descriptor", &SymmetricMemory::descriptor)
+      .def_property_readonly("base", [](const SymmetricMemory& self) { return self.symmetric().base; })
+      .def_property_readonly("bytes_per_rank", &SymmetricMemory::bytes_per_rank);
+
+  // A holder that lives while any view of the block does: `views` tells how many there are.
+  py::class_<MemoryBlock, std::shared_ptr<MemoryBlock>>(module, "MemoryBlock")
+      .def(py::init([](std::shared_ptr<SymmetricMemory> memory, u64 offset, u64 bytes) {
+             return std::make_shared<MemoryBlock>(MemoryBlock{std::move(memory), offset, bytes});
+           }),
+           py::arg("memory"), py::arg("offset"), py::arg("bytes"))
+      .def_readonly("offset", &MemoryBlock::offset)
+      .def_readonly("bytes", &MemoryBlock::bytes)
+      .def_property_readonly(
+          "users", [](const std::shared_ptr<MemoryBlock>& self) { return self.use_count() - 2; },
+          "Views and plans that hold this block, this object aside.")
+      .def(
+          "view",
+          [](const std::shared_ptr<MemoryBlock>& self, u64 offset, u64 bytes, u32 peer) {
+            return byte_tensor(self, u64(self->memory->symmetric().at<void>(peer, self->offset + offset)), bytes);
+          },
+          py::arg("offset"), py::arg("bytes"), py::arg("peer"));
+}
+
+void bind_communicator(py::module_& module) {
+  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
+      .def(py::init<std::shared_ptr<SymmetricMemory>>())
+      .def("watch", &Communicator::watch, py::arg("peer"), py::arg("process_descriptor"), py::arg("socket"))
+      .def("fault", &fault_tuple)
+      .def("has_left", &Communicator::has_left)
+      .def("set_live", &Communicator::set_live, py::arg("rank"), py::arg("live"))
+      .def("leave", &Communicator::leave)
+      .def("close", &Communicator::close, Unlocked())
+      .def(
+          "abort",
+          [](Communicator& self, u32 kind, u32 phase, u32 peer, u64 call, u64 expected, u64 seen) {
+            self.abort(AbortKind(kind), Phase(phase), peer, call, expected, seen);
+          },
+          py::arg("kind"), py::arg("phase"), py::arg("peer"), py::arg("call") = 0, py::arg("expected") = 0,
+          py::arg("seen") = 0);
+}
+
+void bind_plan(py::module_& module) {
+  py::class_<EpShape>(module, "EpShape")
+      .def(py::init(&make_shape), py::kw_only(), py::arg("world_size"), py::arg("rank"), py::arg("max_tokens"),
+           py::arg("hidden_dim"), py::arg("max_element_bytes"), py::arg("scale_dim"), py::arg("scale_element_bytes"),
+           py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"))
+      .def("regions", &layout_regions);
+
+  py::enum_<Outcome>(module, "Outcome")
+      .value("done", Outcome::done)
+      .value("call_fault", Outcome::call_fault)
+      .value("aborted", Outcome::aborted)
+      .value("busy", Outcome::busy);
+
+  py::class_<EpPlan>(module, "EpPlan")
+      .def(py::init([](std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory,
+                       const EpShape& shape, const std::string& isa, unsigned threads, u64 spin_ns, u64 timeout_ns) {
+             return std::make_unique<EpPlan>(std::move(communicator), std::move(memory), shape,
+                                             PlanOptions{isa, threads, spin_ns, timeout_ns});
+           }),
+           py::arg("communicator"), py::arg("memory"), py::arg("shape"), py::kw_only(), py::arg("isa"),
+           py::arg("threads"), py::arg("spin_ns"), py::arg("timeout_ns"))
+      .def("prepare", &EpPlan::prepare, Unlocked())
+      .def(
+          "dispatch",
+          [](EpPlan& self, u64 input, u64 weights, u64 scales, u64 indices, u32 tokens, u32 row_bytes, u32 scale_bytes,
+             u32 dtype) {
+            return self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype});
+          },
+          Unlocked())
+      .def(
+          "combine",
+          [](EpPlan& self, u64 input, u64 weights, u32 input_rows, u32 weight_rows, u32 tokens, u32 row_bytes,
+             u32 dtype, u32 arithmetic) {
+            return self.combine(
+                {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)});
+          },
+          Unlocked())
+      .def_property_readonly("received", &EpPlan::received)
+      .def_property_readonly("dispatched_tokens", &EpPlan::dispatched_tokens)
+      .def_property_readonly("has_dispatched", &EpPlan::has_dispatched)
+      .def_property_readonly("call_number", &EpPlan::call_number)
+      .def_property_readonly("last_fault",
+                             [](const EpPlan& self) {
+                               const CallFault fault = self.last_fault();
+                               return py::make_tuple(u32(fault.kind), fault.call, fault.rank, fault.expected,
+                                                     fault.seen);
+                             })
+      .def_property_readonly("threads", &EpPlan::threads)
+      .def_property_readonly("variant", &EpPlan::variant_name)
+      .def("stats", &stats_dict, py::arg("world_size"))
+      .def("clear_stats", &EpPlan::clear_stats)
+      .def("set_call_number", &EpPlan::set_call_number)
+      .def("set_test_delays", &EpPlan::set_test_delays, py::arg("seed"), py::arg("longest_us"));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "Native core of mori.";
+  bind_memory(module);
+  bind_communicator(module);
+  bind_plan(module);
+  module.def("host_variant", [](const std::string& name) { return mori_host::select_variant(name.c_str()).name; });
+  module.attr("MAX_WORLD_SIZE") = max_world_size;
+  module.attr("COMM_CONTROL_BYTES") = comm_control_bytes;
+  module.attr("COUNT_VALUE_LIMIT") = count_value_limit;
+  module.attr("ROW_BYTES_LIMIT") = row_bytes_limit;
+}

@@ -1,0 +1,73 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "symmetric_memory.hpp"
+
+namespace mori {
+namespace {
+
+[[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+class HostMemory final : public SymmetricMemory {
+ public:
+  HostMemory(u32 rank, u32 world_size, u64 bytes_per_rank) : SymmetricMemory(rank, world_size) {
+    symmetric_.stride = align_up(bytes_per_rank, 2ull << 20);
+    void* range = mmap(nullptr, range_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) fail("reserving the address range of the symmetric memory");
+    symmetric_.base = reinterpret_cast<u64>(range);
+    descriptor_ = memfd_create("mori", MFD_CLOEXEC);
+    if (descriptor_ < 0 || ftruncate(descriptor_, off_t(symmetric_.stride)) != 0) {
+      const int error = errno;
+      free_all();
+      errno = error;
+      fail("creating the memory file of the symmetric memory");
+    }
+    try {
+      map(rank, descriptor_);
+    } catch (...) {
+      free_all();
+      throw;
+    }
+  }
+  ~HostMemory() override { free_all(); }
+
+  int descriptor() const override { return descriptor_; }
+  void map_peer(u32 peer, int descriptor) override { map(peer, descriptor); }
+  void release_pages(u64 offset, u64 bytes) override {
+    const u64 page = u64(sysconf(_SC_PAGESIZE));
+    const u64 begin = align_up(offset, page), end = (offset + bytes) / page * page;
+    if (begin < end) {
+      fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(end - begin));
+    }
+  }
+
+ private:
+  u64 range_bytes() const { return symmetric_.stride * symmetric_.world_size; }
+
+  void map(u32 rank, int descriptor) {
+    void* place = symmetric_.at<void>(rank, 0);
+    if (mmap(place, symmetric_.stride, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, descriptor, 0) ==
+        MAP_FAILED) {
+      fail("mapping a rank's slice of the symmetric memory");
+    }
+  }
+
+  void free_all() {
+    if (symmetric_.base != 0) munmap(reinterpret_cast<void*>(symmetric_.base), range_bytes());
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+
+  int descriptor_ = -1;
+};
+
+}  // namespace
+
+std::shared_ptr<SymmetricMemory> make_host_memory(u32 rank, u32 world_size, u64 bytes_per_rank) {
+  return std::make_shared<HostMemory>(rank, world_size, bytes_per_rank);
+}
+
+}  // namespace mori

@@ -1,0 +1,147 @@
+#include "watcher.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../device/target_host.hpp"
+#include "../device/wait.hpp"
+
+namespace mori {
+namespace {
+
+struct Charge {
+  std::shared_ptr<SymmetricMemory> memory;
+  u32 peer;
+  int descriptor;
+  bool is_socket;
+};
+
+// Lives as long as the process and is never destroyed: threads may still run when statics are.
+class Loop {
+ public:
+  static Loop& instance() {
+    static Loop* loop = [] {
+      pthread_atfork(nullptr, nullptr, [] { instance().abandon(); });
+      return new Loop;
+    }();
+    return *loop;
+  }
+
+  u64 add(Charge charge) {
+    const std::lock_guard lock(mutex_);
+    charges_.emplace(++last_number_, std::move(charge));
+    if (thread_ == nullptr) {
+      wake_ = eventfd(0, EFD_CLOEXEC);
+      stop_ = false;
+      thread_ = new std::thread(&Loop::run, this);
+    }
+    wake();
+    return last_number_;
+  }
+
+  void remove(u64 number) {
+    std::thread* ended = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = charges_.find(number);
+      if (found != charges_.end()) {  // else its peer ended already
+        close(found->second.descriptor);
+        charges_.erase(found);
+      }
+      if (charges_.empty() && thread_ != nullptr) {
+        ended = std::exchange(thread_, nullptr);
+        stop_ = true;
+      }
+      wake();
+    }
+    if (ended != nullptr) {
+      ended->join();
+      delete ended;
+      close(wake_);
+    }
+  }
+
+ private:
+  void wake() const {
+    const u64 one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+  }
+
+  // In a forked child: the thread is gone and the peers are not ours to report.
+  void abandon() {
+    new (&mutex_) std::mutex;
+    charges_.clear();
+    thread_ = nullptr;
+  }
+
+  void run() {
+    for (;;) {
+      std::vector<pollfd> polled;
+      std::vector<u64> numbers;
+      {
+        const std::lock_guard lock(mutex_);
+        if (stop_) return;
+        polled.push_back({wake_, POLLIN, 0});
+        for (const auto& [number, charge] : charges_) {
+          polled.push_back({charge.descriptor, POLLIN, 0});
+          numbers.push_back(number);
+        }
+      }
+      if (poll(polled.data(), polled.size(), -1) < 0) continue;
+      if (polled[0].revents != 0) {
+        u64 count;
+        [[maybe_unused]] const ssize_t got = read(wake_, &count, sizeof count);
+      }
+      const std::lock_guard lock(mutex_);
+      for (std::size_t i = 1; i < polled.size(); ++i) {
+        if (polled[i].revents != 0) examine(numbers[i - 1]);
+      }
+    }
+  }
+
+  // A peer that said farewell first is no fault; then there is nothing left to watch either way.
+  void examine(u64 number) {
+    const auto found = charges_.find(number);
+    if (found == charges_.end()) return;
+    const Charge& charge = found->second;
+    char byte;
+    if (charge.is_socket && recv(charge.descriptor, &byte, 1, MSG_DONTWAIT) > 0) return;
+    const Symmetric& symmetric = charge.memory->symmetric();
+    const CommControl* own = symmetric.control(symmetric.rank);
+    if (is_live<HostTarget>(own, charge.peer) &&
+        HostTarget::load_system(&own->peer_state[charge.peer]) != u32(PeerState::left)) {
+      abort_all<HostTarget>(symmetric, AbortCause::encode(AbortKind::peer_died, Phase::watch, charge.peer, 0), 0, 0);
+    }
+    close(charge.descriptor);
+    charges_.erase(found);  // the thread stays: remove() of the others ends it
+  }
+
+  std::mutex mutex_;
+  std::map<u64, Charge> charges_;
+  std::thread* thread_ = nullptr;
+  u64 last_number_ = 0;
+  int wake_ = -1;
+  bool stop_ = false;
+};
+
+}  // namespace
+
+u64 Watcher::watch(std::shared_ptr<SymmetricMemory> memory, u32 peer, int process_descriptor, int socket) {
+  const bool by_socket = process_descriptor < 0;
+  const int descriptor = fcntl(by_socket ? socket : process_descriptor, F_DUPFD_CLOEXEC, 0);
+  return Loop::instance().add({std::move(memory), peer, descriptor, by_socket});
+}
+
+void Watcher::forget(u64 number) { Loop::instance().remove(number); }
+
+}  // namespace mori

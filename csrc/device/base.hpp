@@ -1,0 +1,48 @@
+// Types and function qualifiers shared by every target. Nothing under device/, layout/ or kernels/
+// includes a system header, so that one source serves g++, NVRTC, nvcc and clang for AMD alike.
+#pragma once
+
+// Every host instruction-set variant is compiled into a namespace of its own: an inline function shared
+// between variants could be emitted once, with the wrong instructions, and kill an older CPU.
+#ifndef MORI_VARIANT
+#define MORI_VARIANT common
+#endif
+
+#if defined(__CUDACC__) || defined(__HIP__)
+#define MORI_SHARED_CODE __host__ __device__ inline  // layout arithmetic: runs on both sides
+#define MORI_DEVICE __device__ __forceinline__       // kernels and what they call
+#else
+#define MORI_SHARED_CODE inline
+#define MORI_DEVICE inline __attribute__((always_inline))
+#endif
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+static_assert(sizeof(u32) == 4 && sizeof(u64) == 8, "fixed-width types");
+
+template <class Integer>
+MORI_SHARED_CODE constexpr Integer smaller(Integer a, Integer b) {
+  return a < b ? a : b;
+}
+
+template <class Integer>
+MORI_SHARED_CODE constexpr Integer larger(Integer a, Integer b) {
+  return a > b ? a : b;
+}
+
+MORI_SHARED_CODE constexpr u64 align_up(u64 value, u64 alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+MORI_SHARED_CODE constexpr u64 divide_up(u64 value, u64 divisor) { return (value + divisor - 1) / divisor; }
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

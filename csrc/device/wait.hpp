@@ -1,0 +1,94 @@
+// The one wait of the product, and the one way to give up. Every wait is bounded, ends at once when the sticky
+// abort word is set, and names the peer that is missing.
+#pragma once
+
+#include "../layout/comm_control.hpp"
+#include "../layout/words.hpp"
+#include "base.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+struct WaitContext {
+  Symmetric symmetric;
+  u64 timeout_ns;
+  u64 call;
+};
+
+template <class T>
+MORI_DEVICE bool is_live(const CommControl* control, u32 rank) {
+  return (T::load_system(&control->live[rank / 64]) >> (rank % 64) & 1) != 0;
+}
+
+template <class T>
+MORI_DEVICE bool is_aborted(const CommControl* control) {
+  return T::load_system(&control->abort_cause) != 0;
+}
+
+// Puts a cause into one mailbox unless it holds one. The details are stored before the cause (release), so a
+// reader that acquires after it saw the cause reads them whole.
+template <class T>
+MORI_DEVICE void post_abort(CommControl* control, u64 cause, u64 expected, u64 seen, u32 origin) {
+  if (T::exchange_claim(&control->abort_claim, u64(origin) + 1)) {
+    T::store_system(&control->abort_expected, expected);
+    T::store_system(&control->abort_seen, seen);
+    T::store_system(&control->abort_origin, origin);
+    T::release_system();
+    T::store_system(&control->abort_cause, cause);
+  }
+  T::notify(control);
+}
+
+// Sets the own abort word, then hands the first cause (ours or one that came before) to every live peer.
+template <class T>
+MORI_DEVICE void abort_all(const Symmetric& symmetric, u64 cause, u64 expected, u64 seen) {
+  CommControl* own = symmetric.control(symmetric.rank);
+  post_abort<T>(own, cause, expected, seen, symmetric.rank);
+  const u64 first = T::load_system(&own->abort_cause);
+  if (first != 0 && first != cause) {
+    T::acquire_system();
+    cause = first;
+    expected = T::load_system(&own->abort_expected);
+    seen = T::load_system(&own->abort_seen);
+  }
+  for (u32 peer = 0; peer < symmetric.world_size; ++peer) {
+    if (peer == symmetric.rank || !is_live<T>(own, peer)) continue;
+    post_abort<T>(symmetric.control(peer), cause, expected, seen, symmetric.rank);
+  }
+}
+
+// Waits until `judge_word(found)` is ready, `found` being the word loaded; the judge may replace it by another word
+// that explains its verdict better. `peer` is who
+// stores it. The load is relaxed: the caller fences before it reads data that the word guards.
+template <class T, class Judge>
+MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u64* word, u32 peer, Phase phase,
+                           Judge judge_word, u64 expected, u64& found) {
+  CommControl* own = context.symmetric.control(context.symmetric.rank);
+  typename T::Waiter waiter(target, own, context.timeout_ns);
+  for (;;) {
+    waiter.arm();
+    found = T::load_system(word);
+    const Verdict verdict = judge_word(found);
+    if (verdict == Verdict::ready) return true;
+    AbortKind trouble = AbortKind::none;
+    if (verdict == Verdict::ahead) trouble = AbortKind::out_of_step;
+    if (trouble == AbortKind::none && is_aborted<T>(own)) return false;
+    if (trouble == AbortKind::none && waiter.patient() &&
+        T::load_system(&own->peer_state[peer]) == u32(PeerState::left)) {
+      // The peer stored its last words before it left: look once more, after its farewell.
+      T::acquire_system();
+      found = T::load_system(word);
+      if (judge_word(found) == Verdict::ready) return true;
+      trouble = AbortKind::peer_left;
+    }
+    if (trouble == AbortKind::none && waiter.expired()) trouble = AbortKind::peer_timeout;
+    if (trouble != AbortKind::none) {
+      abort_all<T>(context.symmetric, AbortCause::encode(trouble, phase, peer, context.call), expected, found);
+      return false;
+    }
+    waiter.rest();
+  }
+}
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

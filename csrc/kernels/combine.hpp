@@ -1,0 +1,248 @@
+// Combine, gather: every rank leaves its rows where it is, their owners fetch and add them.
+//   1. after another combine only: tell every peer that this call was entered and wait for all, so that nobody
+//      overwrites rows that a peer still reads for the previous one (after a dispatch, its counts said as much);
+//   2. stage own rows (external input) and weight rows in this rank's combine-in memory;
+//   3. the block that finishes the last chunk sends the header: everything this rank gives is there;
+//   4. every block waits for the headers of all peers;
+//   5. each own token's rows are added in ascending k, in f32 from +0.0, and rounded once.
+#pragma once
+
+#include "../device/numeric.hpp"
+#include "dispatch.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+constexpr u32 stage_chunk_rows = 16;
+
+struct RowSource {
+  const u8* row;
+  const float* weights;  // null: the rank that gives the row gives no weights
+};
+
+struct CombineScratch {
+  u64* header;         // [W]
+  RowSource* sources;  // [warps][K] rows of the token in hand
+
+  MORI_SHARED_CODE CombineScratch(void* memory, u32 world) {
+    header = reinterpret_cast<u64*>(static_cast<u8*>(memory) + sizeof(BlockFlags));
+    sources = reinterpret_cast<RowSource*>(header + world);
+  }
+  MORI_SHARED_CODE static u64 bytes(u32 world, u32 topk, u32 warps) {
+    return sizeof(BlockFlags) + world * sizeof(u64) + u64(warps) * topk * sizeof(RowSource);
+  }
+};
+
+template <class T, class Codec>
+class Combine {
+  using Stored = typename Codec::Stored;
+
+ public:
+  MORI_DEVICE Combine(T& target, const CombineArgs& args)
+      : t(target), a(args), s(target, args.ep), scratch(target.template scratch<void>(), args.ep.shape.world_size) {}
+
+  MORI_DEVICE void run() {
+    s.enter();
+    bool heard = s.agree(enter_after_combine());
+    if (heard) {
+      stage_and_publish();
+      s.delay(DelayPoint::staged);
+      heard = s.agree(await_peers());
+    }
+    // Headers were stored after the rows were released. Every wave acquires for itself: a block may span several
+    // first-level caches.
+    T::acquire_system();
+    if (heard) heard = compare_headers(s, scratch.header).kind == CallFaultKind::none;
+    reduce_share(heard);
+    s.delay(DelayPoint::folded);
+    if (s.arrive_last() && t.thread() == 0) record();
+  }
+
+ private:
+  MORI_DEVICE bool stages_rows() const { return a.input != nullptr; }
+
+  // The entered word guards no data: a relaxed store tells that this rank ended its previous combine, an earlier
+  // kernel of this stream. The staging stores behind the wait cannot pass it: a block barrier lies between.
+  MORI_DEVICE bool enter_after_combine() {
+    if (s.state->last_kind != CallKind::combine) return true;
+    if (s.flags->is_first != 0) {
+      for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
+        if (s.live(peer)) s.send_word(peer, s.words.entered(s.parity, s.rank()), FlagWord::encode(s.call));
+      }
+    }
+    bool heard = true;
+    for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
+      if (s.live(source)) heard = await_entered(source);
+    }
+    return heard;
+  }
+
+  // A peer that dispatches sends no entered word, but at once a header of the other kind.
+  MORI_DEVICE bool await_entered(u32 source) {
+    u64* header = s.ep.word(s.rank(), s.words.header(s.parity, source));
+    const auto verdict = [&](u64& word) {
+      const Verdict by_tag = judge(CountWord::tag(word), CountWord::tag_of(s.call), call_tag_mask);
+      const u64 other = T::load_system(header);
+      if (by_tag == Verdict::pending && HeaderWord::tag(other) == HeaderWord::tag_of(s.call) &&
+          HeaderWord::decode(other).kind == CallKind::dispatch) {
+        word = other;
+        return Verdict::ahead;
+      }
+      return by_tag;
+    };
+    u64 word = 0;
+    return wait_word(t, s.wait, s.ep.word(s.rank(), s.words.entered(s.parity, source)), source, Phase::entered, verdict,
+                     HeaderWord::encode(s.call, {0, 0, CallKind::combine, false, 0}), word);
+  }
+
+  // Chunks are claimed, not tied to block numbers, and nobody waits for a peer before all are taken: one
+  // resident block per rank is enough for the header to be sent.
+  MORI_DEVICE void stage_and_publish() {
+    const u32 rows = stages_rows() || a.weights != nullptr ? s.state->received : 0;
+    const u32 chunks = u32(divide_up(rows, stage_chunk_rows));
+    bool publish = chunks == 0 && s.flags->is_first != 0;
+    for (u32 chunk = claim(); chunk < chunks; chunk = claim()) {
+      stage_rows(chunk * stage_chunk_rows, smaller(rows, (chunk + 1) * stage_chunk_rows));
+      publish = finish_chunk() == chunks || publish;
+    }
+    if (!publish) return;
+    // Staged rows: released by the waves that wrote them, counted in `staged` (device scope), and released once more
+    // here before the header. In zero copy the rows are an earlier kernel's writes: the release covers those too.
+    T::acquire_system();
+    T::release_system();
+    send_header(s, {a.row_bytes, a.dtype, CallKind::combine, a.weights != nullptr, 0});
+  }
+
+  MORI_DEVICE u32 claim() {
+    t.sync_block();
+    if (t.thread() == 0) s.flags->chunk = T::add_device(&s.state->stage_ticket, 1);
+    t.sync_block();
+    return s.flags->chunk;
+  }
+
+  // How many chunks are finished, this one included.
+  MORI_DEVICE u32 finish_chunk() {
+    T::release_system();
+    t.sync_block();
+    if (t.thread() == 0) s.flags->chunk = T::add_device(&s.state->staged, 1) + 1;
+    t.sync_block();
+    return s.flags->chunk;
+  }
+
+  // Rows beyond those that were passed become zeros: never an earlier call's rows.
+  MORI_DEVICE void stage_rows(u32 begin, u32 end) {
+    const u32 topk = a.ep.shape.topk;
+    for (u32 row = begin + t.warp(); row < end; row += t.warps()) {
+      if (stages_rows()) {
+        u8* to = s.ep.template own<u8>(RegionId::combine_in_rows, u64(row) * a.row_bytes);
+        const RowTarget target{to};
+        if (row < a.input_rows) {
+          t.fan_out(&target, 1, a.input + u64(row) * a.row_bytes, 0, a.row_bytes, a.streaming != 0);
+        } else {
+          for (u32 byte = t.lane(); byte < a.row_bytes; byte += T::lanes) to[byte] = 0;
+        }
+      }
+      if (a.weights == nullptr) continue;
+      float* to = s.ep.template own<float>(RegionId::combine_in_weights, u64(row) * topk * 4);
+      for (u32 k = t.lane(); k < topk; k += T::lanes) {
+        to[k] = row < a.weight_rows ? a.weights[u64(row) * topk + k] : 0.0f;
+      }
+    }
+  }
+
+  MORI_DEVICE bool await_peers() {
+    bool heard = true;
+    for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
+      if (!s.live(source)) continue;
+      u64 word = 0;
+      heard = await_header(s, source, CallKind::combine, Phase::combine_ready, word);
+      scratch.header[source] = word;
+    }
+    return heard;
+  }
+
+  // Without the peers' rows (abort, fault) the result is zeros.
+  MORI_DEVICE void reduce_share(bool heard) {
+    const BlockShare share(u64(a.tokens) * a.parts, t.block(), t.blocks());
+    RowSource* sources = scratch.sources + u64(t.warp()) * a.ep.shape.topk;
+    for (u64 item = share.begin + t.warp(); item < share.end; item += t.warps()) {
+      const u32 token = u32(item / a.parts), part = u32(item % a.parts);
+      const u32 count = heard && token < s.state->tokens ? find_sources(token, sources) : 0;
+      t.sync_warp();
+      const RowPart bytes(a.row_bytes, part, a.parts);
+      Stored* out = s.ep.template own<Stored>(RegionId::combine_rows, u64(token) * a.row_bytes);
+      add_rows(sources, count, out, u32(bytes.begin / sizeof(Stored)), u32(bytes.end / sizeof(Stored)));
+      if (part == 0 && a.weights != nullptr) add_weights(sources, count, token);
+      t.sync_warp();
+    }
+  }
+
+  // The token's rows in ascending k.
+  MORI_DEVICE u32 find_sources(u32 token, RowSource* sources) {
+    const EpShape& shape = a.ep.shape;
+    const u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * shape.topk * 4);
+    u32 count = 0;
+    for (u32 start = 0; start < shape.topk; start += T::lanes) {
+      const u32 k = start + t.lane();
+      const u32 flat = k < shape.topk ? map[k] : shape.null_index();
+      const bool valid = flat != shape.null_index() && s.live(flat / shape.flat_stride());
+      const u64 chosen = t.ballot(valid);
+      if (valid) {
+        const u32 rank = flat / shape.flat_stride();
+        const u64 slot = flat % shape.flat_stride();
+        const bool weighted = HeaderWord::decode(scratch.header[rank]).flag;
+        sources[count + population(chosen & bits_below(t.lane()))] = {
+            s.ep.template at<u8>(rank, RegionId::combine_in_rows, slot * a.row_bytes),
+            weighted ? s.ep.template at<float>(rank, RegionId::combine_in_weights, slot * shape.topk * 4) : nullptr};
+      }
+      count += population(chosen);
+    }
+    return count;
+  }
+
+  MORI_DEVICE void add_rows(const RowSource* sources, u32 count, Stored* out, u32 begin, u32 end) {
+    constexpr u32 step = T::reduce_elements;
+    u32 at = begin + t.lane() * step;
+    for (; at + step <= end; at += T::lanes * step) add_elements<step>(sources, count, out, at);
+    for (; at < end; ++at) add_elements<1>(sources, count, out, at);  // the one lane whose step is cut short
+  }
+
+  template <u32 step>
+  MORI_DEVICE void add_elements(const RowSource* sources, u32 count, Stored* out, u32 at) {
+    float sum[step] = {};
+    for (u32 i = 0; i < count; ++i) {
+      const Stored* row = reinterpret_cast<const Stored*>(sources[i].row) + at;
+      for (u32 e = 0; e < step; ++e) sum[e] += Codec::decode(row[e]);
+    }
+    for (u32 e = 0; e < step; ++e) out[at + e] = Codec::encode(sum[e]);
+  }
+
+  MORI_DEVICE void add_weights(const RowSource* sources, u32 count, u32 token) {
+    const u32 topk = a.ep.shape.topk;
+    float* out = s.ep.template own<float>(RegionId::combine_weights, u64(token) * topk * 4);
+    for (u32 k = t.lane(); k < topk; k += T::lanes) {
+      float sum = 0.0f;
+      for (u32 i = 0; i < count; ++i) {
+        if (sources[i].weights != nullptr) sum += sources[i].weights[k];
+      }
+      out[k] = float_of_bits(Float32::encode(sum));
+    }
+  }
+
+  MORI_DEVICE void record() {
+    if (s.flags->failed == 0) {
+      const CallFault fault = compare_headers(s, scratch.header);
+      if (fault.kind != CallFaultKind::none) s.state->fault = fault;
+      s.ep.template own<OpStats>(RegionId::stats)->combines += 1;
+    }
+    s.close_call(CallKind::combine);
+  }
+
+  T& t;
+  const CombineArgs& a;
+  Session<T> s;
+  CombineScratch scratch;
+};
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

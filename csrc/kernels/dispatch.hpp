@@ -1,0 +1,335 @@
+// Dispatch, direct leg, counts first:
+//   1. every block counts, over all tokens, how many rows go to each rank, and how many precede its own share;
+//   2. the first block to start sends the whole row of counts and a header to every peer;
+//   3. every block waits for all counts of this call: they are the credit (each peer has left its earlier calls, so
+//      nothing it may still read is overwritten), they fix every row's final slot, and they show an overflow early;
+//   4. rows go straight to their slots, ordered by (source rank, token);
+//   5. the last block to finish tells every peer that the rows are there, and waits to be told by all.
+#pragma once
+
+#include "rendezvous.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+constexpr u32 dispatch_tile = 128;  // tokens whose positions a block keeps in its scratch memory at once
+
+struct Slot {
+  u32 rank;
+  u32 slot;
+};
+
+// A block's scratch memory. Sizes depend on the world, so the arrays are carved, not declared.
+struct DispatchScratch {
+  u32* total;          // [W] rows this rank sends to each
+  u32* before;         // [W] of them, those of tokens before the block's share
+  u32* base;           // [W] slot of this rank's first row at each
+  u32* received;       // [W] rows each rank receives in all
+  u64* header;         // [W]
+  u64* mask;           // [tile][mask words] destinations of a token
+  u32* position;       // [tile][W] row number of the token among this rank's rows for that destination
+  Slot* slots;         // [warps][W] where the row in hand goes
+  RowTarget* targets;  // [warps][W]
+
+  MORI_SHARED_CODE DispatchScratch(void* memory, u32 world, u32 warps) {
+    u64 next = reinterpret_cast<u64>(memory) + sizeof(BlockFlags);
+    take(next, header, world);
+    take(next, mask, dispatch_tile * mask_words(world));
+    take(next, targets, warps * world);
+    take(next, slots, warps * world);
+    take(next, total, world);
+    take(next, before, world);
+    take(next, base, world);
+    take(next, received, world);
+    take(next, position, dispatch_tile * world);
+    end = next;
+  }
+  MORI_SHARED_CODE static u64 bytes(u32 world, u32 warps) { return DispatchScratch(nullptr, world, warps).end; }
+
+ private:
+  template <class Type>
+  MORI_SHARED_CODE static void take(u64& next, Type*& array, u64 count) {
+    array = reinterpret_cast<Type*>(next);
+    next += count * sizeof(Type);
+  }
+  u64 end;
+};
+
+template <class T>
+class Dispatch {
+ public:
+  MORI_DEVICE Dispatch(T& target, const DispatchArgs& args)
+      : t(target),
+        a(args),
+        s(target, args.ep),
+        scratch(target.template scratch<void>(), args.ep.shape.world_size, target.warps()),
+        share(u64(args.tokens) * args.parts, target.block(), target.blocks()),
+        words(mask_words(args.ep.shape.world_size)) {}
+
+  MORI_DEVICE void run() {
+    clear_counters();
+    s.enter();
+    count_rows();
+    s.delay(DelayPoint::counted);
+    if (s.flags->is_first != 0) announce();
+    s.delay(DelayPoint::announced);
+    const bool heard = s.agree(await_peers());
+    CallFault fault{};
+    if (heard) {
+      fault = find_fault();
+      if (fault.kind == CallFaultKind::none) copy_share();
+    }
+    s.delay(DelayPoint::copied);
+    if (s.arrive_last()) finish(fault);
+  }
+
+ private:
+  MORI_DEVICE void clear_counters() {
+    for (u32 d = t.thread(); d < s.world(); d += t.threads()) {
+      scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = 0;
+    }
+  }
+
+  // Bit d: some expert of the token lives on live rank 64 * word + d. Ids outside the experts name nobody.
+  MORI_DEVICE u64 destinations(u32 token, u32 word) const {
+    const i32* ids = a.indices + u64(token) * a.ep.shape.topk;
+    u64 mask = 0;
+    for (u32 k = 0; k < a.ep.shape.topk; ++k) {
+      const u32 owner = rank_of(ids[k]);
+      if (owner / 64 == word) mask |= 1ull << (owner % 64);
+    }
+    return mask & T::load_system(&s.comm->live[word]);
+  }
+
+  // The rank that owns an expert; for an id that names no expert, a number no mask word reaches.
+  MORI_DEVICE u32 rank_of(i32 id) const {
+    const u32 expert = u32(id);
+    return expert < a.ep.shape.world_size * a.ep.shape.experts_per_rank ? expert / a.ep.shape.experts_per_rank : ~0u;
+  }
+
+  // One warp looks at `lanes` tokens at a time; lane i keeps the sums of destinations i, i + lanes, ...
+  MORI_DEVICE void count_rows() {
+    constexpr u32 sums = 64 / T::lanes;
+    const u32 first = u32(share.begin / a.parts);
+    for (u32 word = 0; word < words; ++word) {
+      u32 total[sums] = {}, before[sums] = {};
+      for (u32 group = t.warp() * T::lanes; group < a.tokens; group += t.warps() * T::lanes) {
+        const u32 token = group + t.lane();
+        const u64 mask = token < a.tokens ? destinations(token, word) : 0;
+        const u64 earlier = first > group ? bits_below(first - group) : 0;
+        for (u32 sum = 0; sum < sums; ++sum) {
+          for (u32 d = 0; d < T::lanes && word * 64 + sum * T::lanes + d < s.world(); ++d) {
+            const u64 chosen = t.ballot((mask >> (sum * T::lanes + d) & 1) != 0);
+            if (t.lane() == d) {
+              total[sum] += population(chosen);
+              before[sum] += population(chosen & earlier);
+            }
+          }
+        }
+      }
+      for (u32 sum = 0; sum < sums; ++sum) {
+        const u32 d = word * 64 + sum * T::lanes + t.lane();
+        if (d >= s.world()) break;
+        t.add_block(&scratch.total[d], total[sum]);
+        t.add_block(&scratch.before[d], before[sum]);
+      }
+    }
+    t.sync_block();
+  }
+
+  // Count words and header carry their own call number and no data hangs on them: relaxed stores, no fence. As
+  // credit they say that this rank has ended its earlier calls; those are earlier kernels of this stream, whose
+  // reads were complete before this kernel began.
+  MORI_DEVICE void announce() {
+    for (u32 i = t.thread(); i < s.world() * s.world(); i += t.threads()) {
+      const u32 peer = i / s.world(), destination = i % s.world();
+      if (!s.live(peer)) continue;
+      T::store_system(s.ep.word(peer, s.words.count(s.parity, s.rank(), destination)),
+                      CountWord::encode(s.call, scratch.total[destination]));
+    }
+    send_header(s, {a.row_bytes, a.dtype, CallKind::dispatch, false, 0});
+  }
+
+  // Nothing is read through these words, so no acquire. They are a credit for the stores of step 4: those depend
+  // on the slots computed from the words' values and on the block barrier behind the polls, so no target may
+  // perform them before the polls have returned.
+  MORI_DEVICE bool await_peers() {
+    bool heard = true;
+    u64 word = 0;
+    for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
+      if (!s.live(source)) continue;
+      heard = await_header(s, source, CallKind::dispatch, Phase::counts, word);
+      scratch.header[source] = word;
+    }
+    for (u32 i = t.thread(); i < s.world() * s.world() && heard; i += t.threads()) {
+      const u32 source = i / s.world(), destination = i % s.world();
+      if (!s.live(source)) continue;
+      heard = await_tagged(s, s.words.count(s.parity, source, destination), source, Phase::counts, word);
+      t.add_block(&scratch.received[destination], CountWord::value(word));
+      if (source < s.rank()) t.add_block(&scratch.base[destination], CountWord::value(word));
+    }
+    return heard;
+  }
+
+  // From words that every rank has seen alike.
+  MORI_DEVICE CallFault find_fault() {
+    const CallFault mismatch = compare_headers(s, scratch.header);
+    if (mismatch.kind != CallFaultKind::none) return mismatch;
+    for (u32 d = 0; d < s.world(); ++d) {
+      if (scratch.received[d] > a.ep.shape.max_recv_tokens) {
+        return {s.call, CallFaultKind::receive_overflow, d, a.ep.shape.max_recv_tokens, scratch.received[d]};
+      }
+    }
+    return {};
+  }
+
+  MORI_DEVICE void copy_share() {
+    const u32 first = u32(share.begin / a.parts), last = u32(divide_up(share.end, a.parts));
+    for (u32 tile = first; tile < last; tile += dispatch_tile) {
+      const u32 tokens = smaller(dispatch_tile, last - tile);
+      if (t.warp() == 0) place_tile(tile, tokens);
+      t.sync_block();
+      const u64 begin = larger<u64>(share.begin, u64(tile) * a.parts);
+      const u64 end = smaller<u64>(share.end, u64(tile + tokens) * a.parts);
+      for (u64 item = begin + t.warp(); item < end; item += t.warps()) {
+        send_item(tile, u32(item / a.parts), u32(item % a.parts));
+      }
+      t.sync_block();
+    }
+  }
+
+  // One warp numbers the tile's rows per destination; `before` moves on to the next tile.
+  MORI_DEVICE void place_tile(u32 tile, u32 tokens) {
+    for (u32 group = 0; group < tokens; group += T::lanes) {
+      const u32 i = group + t.lane();
+      for (u32 word = 0; word < words; ++word) {
+        const u64 mask = i < tokens ? destinations(tile + i, word) : 0;
+        if (i < tokens) scratch.mask[i * words + word] = mask;
+        for (u32 d = word * 64; d < smaller(word * 64 + 64, s.world()); ++d) {
+          const u64 chosen = t.ballot((mask >> (d % 64) & 1) != 0);
+          const u32 start = scratch.before[d];
+          if (i < tokens) scratch.position[i * s.world() + d] = start + population(chosen & bits_below(t.lane()));
+          t.sync_warp();
+          if (t.lane() == 0) scratch.before[d] = start + population(chosen);
+          t.sync_warp();
+        }
+      }
+    }
+  }
+
+  // One part of one token's row, to all its destinations; the first part takes the token's small data along.
+  MORI_DEVICE void send_item(u32 tile, u32 token, u32 part) {
+    const u32 i = token - tile;
+    Slot* slots = scratch.slots + t.warp() * s.world();
+    RowTarget* targets = scratch.targets + t.warp() * s.world();
+    u32 count = 0;
+    for (u32 word = 0; word < words; ++word) {
+      const u64 mask = scratch.mask[i * words + word];
+      for (u32 bit = t.lane(); bit < smaller(64u, s.world() - word * 64); bit += T::lanes) {
+        if ((mask >> bit & 1) == 0) continue;
+        const u32 d = word * 64 + bit, index = count + population(mask & bits_below(bit));
+        slots[index] = {d, scratch.base[d] + scratch.position[i * s.world() + d]};
+        targets[index] = {s.ep.template at<u8>(d, RegionId::dispatch_rows, u64(slots[index].slot) * a.row_bytes)};
+      }
+      count += population(mask);
+    }
+    t.sync_warp();
+    if (part == 0) send_small_data(i, token, slots, count);
+    const RowPart bytes(a.row_bytes, part, a.parts);
+    t.fan_out(targets, count, a.input + u64(token) * a.row_bytes, bytes.begin, bytes.end, a.streaming != 0);
+    t.sync_warp();
+  }
+
+  MORI_DEVICE void send_small_data(u32 i, u32 token, const Slot* slots, u32 count) {
+    const u32 topk = a.ep.shape.topk;
+    const i32* ids = a.indices + u64(token) * topk;
+    for (u32 index = 0; index < count; ++index) {
+      const u32 d = slots[index].rank;
+      const u64 slot = slots[index].slot;
+      i32* out_ids = s.ep.template at<i32>(d, RegionId::dispatch_indices, slot * topk * 4);
+      float* out_weights = s.ep.template at<float>(d, RegionId::dispatch_weights, slot * topk * 4);
+      for (u32 k = t.lane(); k < topk; k += T::lanes) {
+        out_ids[k] = ids[k];
+        out_weights[k] = a.weights != nullptr ? a.weights[u64(token) * topk + k] : 0.0f;
+      }
+      u8* out_scales = s.ep.template at<u8>(d, RegionId::dispatch_scales, slot * a.scale_bytes);
+      for (u32 byte = t.lane(); byte < a.scale_bytes; byte += T::lanes) {
+        out_scales[byte] = a.scales[u64(token) * a.scale_bytes + byte];
+      }
+      if (t.lane() == 0) {
+        *s.ep.template at<u32>(d, RegionId::dispatch_source, slot * 4) = s.rank() * a.ep.shape.flat_stride() + token;
+      }
+    }
+    write_sender_map(i, token, ids);
+  }
+
+  // Entry (token, k): the flat index of the row at its destination, for the first k that names the destination.
+  MORI_DEVICE void write_sender_map(u32 i, u32 token, const i32* ids) {
+    const u32 topk = a.ep.shape.topk;
+    u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
+    OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
+    for (u32 k = t.lane(); k < topk; k += T::lanes) {
+      const u32 d = rank_of(ids[k]);
+      bool kept = d < s.world() && (scratch.mask[i * words + d / 64] >> (d % 64) & 1) != 0;
+      for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
+      map[k] = kept ? d * a.ep.shape.flat_stride() + scratch.base[d] + scratch.position[i * s.world() + d]
+                    : a.ep.shape.null_index();
+      if (d == ~0u) T::add_device(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
+    }
+  }
+
+  // Rows word: stored by the last block after every block's stores were released (arrive_last) and once more
+  // released here; read by the peer's last block, which acquires before its kernel ends, so that later kernels
+  // on its stream read the rows plainly.
+  MORI_DEVICE void finish(const CallFault& fault) {
+    bool complete = !is_aborted<T>(s.comm);
+    if (complete) {
+      T::release_system();
+      for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
+        if (s.live(peer)) s.send_word(peer, s.words.rows(s.parity, s.rank()), FlagWord::encode(s.call));
+      }
+      s.delay(DelayPoint::flagged);
+      u64 word = 0;
+      for (u32 source = t.thread(); source < s.world() && complete; source += t.threads()) {
+        if (s.live(source)) complete = await_tagged(s, s.words.rows(s.parity, source), source, Phase::rows, word);
+      }
+    }
+    complete = s.agree(complete);
+    T::acquire_system();
+    if (t.thread() == 0) record(complete && fault.kind == CallFaultKind::none, fault);
+  }
+
+  MORI_DEVICE void record(bool delivered, const CallFault& fault) {
+    const u32 received = delivered ? scratch.received[s.rank()] : 0;
+    *s.ep.template own<u32>(RegionId::received_count) = received;
+    s.state->received = received;
+    s.state->tokens = delivered ? a.tokens : 0;
+    s.state->dispatched = 1;
+    if (fault.kind != CallFaultKind::none) s.state->fault = fault;
+    if (delivered) count_stats();
+    s.close_call(CallKind::dispatch);
+  }
+
+  MORI_DEVICE void count_stats() {
+    OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
+    u64* rows_sent = reinterpret_cast<u64*>(stats + 1);
+    u64* rows_received = rows_sent + s.world();
+    stats->dispatches += 1;
+    for (u32 peer = 0; peer < s.world(); ++peer) {
+      if (!s.live(peer)) continue;
+      rows_sent[peer] += scratch.total[peer];
+      rows_received[peer] +=
+          CountWord::value(T::load_system(s.ep.word(s.rank(), s.words.count(s.parity, peer, s.rank()))));
+    }
+  }
+
+  T& t;
+  const DispatchArgs& a;
+  Session<T> s;
+  DispatchScratch scratch;
+  BlockShare share;
+  u32 words;
+};
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

@@ -1,0 +1,63 @@
+// The control block at offset 0 of every rank's slice of symmetric memory, and how peers are addressed.
+#pragma once
+
+#include "../device/base.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+constexpr u32 max_world_size = 512;
+constexpr u64 comm_control_bytes = 4096;
+
+enum class PeerState : u32 { joined = 0, left = 1 };
+
+enum class AbortKind : u32 { none = 0, peer_died = 1, peer_left = 2, peer_timeout = 3, out_of_step = 4 };
+
+// What a rank was waiting for when it gave up; names for messages are in mori/ops/faults.py.
+enum class Phase : u32 { none = 0, counts = 1, rows = 2, entered = 3, combine_ready = 4, watch = 5, barrier = 6 };
+
+// The sticky abort word: kind:8 | phase:8 | peer:16 | call:32. Zero means that all is well.
+struct AbortCause {
+  MORI_SHARED_CODE static constexpr u64 encode(AbortKind kind, Phase phase, u32 peer, u64 call) {
+    return u64(kind) << 56 | u64(phase) << 48 | u64(peer & 0xffff) << 32 | (call & 0xffffffffull);
+  }
+};
+
+// Written by this rank, by its peers' kernels and by watcher threads. Fields that different writers touch
+// lie on different cache lines.
+struct CommControl {
+  // Fault mailbox. Whoever moves `abort_claim` from 0 writes the details, then stores the cause (release);
+  // a reader that sees the cause (acquire) may read the details.
+  alignas(64) u64 abort_claim;
+  u64 abort_cause;
+  u64 abort_expected;
+  u64 abort_seen;
+  u64 abort_origin;
+  // Host doorbell: whoever stores a word this rank may wait for adds 1 to the value and wakes waiters.
+  alignas(64) u32 doorbell_value;
+  u32 doorbell_waiters;
+  // Bit p: rank p takes part. Read by kernels, so that captured graphs survive a masked rank.
+  alignas(64) u64 live[max_world_size / 64];
+  // peer_state[p] is written by rank p when it leaves.
+  alignas(64) u32 peer_state[max_world_size];
+};
+static_assert(sizeof(CommControl) <= comm_control_bytes, "the control block fits its page");
+
+// One flat range holds the slices of all ranks; an allocation has the same offset in each.
+struct Symmetric {
+  u64 base;
+  u64 stride;
+  u32 rank;
+  u32 world_size;
+
+  template <class Type>
+  MORI_SHARED_CODE Type* at(u32 peer, u64 offset) const {
+    return reinterpret_cast<Type*>(base + peer * stride + offset);
+  }
+  MORI_SHARED_CODE CommControl* control(u32 peer) const { return at<CommControl>(peer, 0); }
+};
+
+MORI_SHARED_CODE u32 mask_words(u32 world_size) { return (world_size + 63) / 64; }
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

@@ -1,0 +1,145 @@
+// Where everything an operator owns lies inside its window: one pure function of the shape, equal on all ranks.
+#pragma once
+
+#include "../device/base.hpp"
+#include "comm_control.hpp"
+#include "words.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+struct EpShape {
+  u32 world_size;
+  u32 rank;
+  u32 max_tokens;         // M: most tokens one rank may dispatch
+  u32 hidden_dim;         // H: most elements of a row
+  u32 max_element_bytes;  // of a row, over all calls
+  u32 scale_dim;          // S
+  u32 scale_element_bytes;
+  u32 experts_per_rank;  // E
+  u32 topk;              // K
+  u32 max_recv_tokens;   // R: most rows one rank may receive
+
+  MORI_SHARED_CODE u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
+  MORI_SHARED_CODE u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }
+  MORI_SHARED_CODE u32 flat_stride() const { return world_size * max_tokens; }  // of flat indices
+  MORI_SHARED_CODE u32 null_index() const { return world_size * flat_stride(); }
+};
+
+// A per-call fault, decided alike on every rank from the same words. The op stays usable.
+enum class CallFaultKind : u32 { none = 0, receive_overflow = 1, row_mismatch = 2 };
+
+struct CallFault {
+  u64 call;  // 0: never any
+  CallFaultKind kind;
+  u32 rank;      // the rank that overflows, or the first that differs
+  u64 expected;  // capacity, or the lowest live rank's header word
+  u64 seen;      // need, or the differing header word
+};
+
+// Fixed part of the control region. Only this rank's own kernels touch it.
+struct OpState {
+  u64 call;                      // calls completed, dispatches and combines alike
+  CallKind last_kind;            // of the last completed call
+  u32 tokens;                    // of the last dispatch
+  u32 received;                  // rows of the last dispatch
+  u32 dispatched;                // 1 after the first dispatch
+  alignas(64) u32 ticket;        // blocks that entered this launch
+  alignas(64) u32 arrived;       // blocks that finished it
+  alignas(64) u32 stage_ticket;  // staging chunks handed out
+  alignas(64) u32 staged;        // staging chunks finished
+  alignas(64) CallFault fault;   // of the last faulty call
+};
+
+// Counters behind `stats()`; zeroed by the user only.
+struct OpStats {
+  u64 dispatches;
+  u64 combines;
+  u64 no_expert_ids;  // -1 in the router's ids
+  u64 out_of_range_ids;
+  // followed by u64 rows_sent[W], rows_received[W]
+};
+
+enum class RegionId : u32 {
+  control,
+  dispatch_rows,
+  dispatch_weights,
+  dispatch_scales,
+  dispatch_indices,
+  dispatch_source,
+  received_count,
+  combine_in_rows,
+  combine_in_weights,
+  combine_rows,
+  combine_weights,
+  sender_map,
+  stats,
+  count
+};
+
+struct EpLayout {
+  u64 offset[u32(RegionId::count)];
+  u64 bytes[u32(RegionId::count)];
+  u64 total_bytes;
+
+  MORI_SHARED_CODE u64 of(RegionId id) const { return offset[u32(id)]; }
+  MORI_SHARED_CODE u64 size(RegionId id) const { return bytes[u32(id)]; }
+};
+
+constexpr u64 region_alignment = 256;
+
+// Words inside the control region, behind OpState. Each has two slots by call parity: a rank may already be in
+// the next call while a slow block of its peer still polls for this one.
+struct ControlWords {
+  u64 world_size;
+  MORI_SHARED_CODE explicit ControlWords(u32 world) : world_size(world) {}
+
+  static constexpr u64 first = align_up(sizeof(OpState), 64);
+  // count[parity][source][destination], header[parity][source], rows[parity][source], entered[parity][source]
+  MORI_SHARED_CODE u64 count(u32 parity, u32 source, u32 destination) const {
+    return first + 8 * ((parity * world_size + source) * world_size + destination);
+  }
+  MORI_SHARED_CODE u64 flags(u32 array, u32 parity, u32 source) const {
+    return count(2, 0, 0) + 8 * ((2 * array + parity) * world_size + source);
+  }
+  MORI_SHARED_CODE u64 header(u32 parity, u32 source) const { return flags(0, parity, source); }
+  MORI_SHARED_CODE u64 rows(u32 parity, u32 source) const { return flags(1, parity, source); }
+  MORI_SHARED_CODE u64 entered(u32 parity, u32 source) const { return flags(2, parity, source); }
+  MORI_SHARED_CODE u64 end() const { return flags(3, 0, 0); }
+};
+
+MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
+  const u64 tokens = shape.max_tokens, received = shape.max_recv_tokens, topk = shape.topk;
+  switch (id) {
+    case RegionId::control: return ControlWords(shape.world_size).end();
+    case RegionId::dispatch_rows:
+    case RegionId::combine_in_rows: return received * shape.row_bytes();
+    case RegionId::dispatch_weights:
+    case RegionId::dispatch_indices:
+    case RegionId::combine_in_weights: return received * topk * 4;
+    case RegionId::dispatch_scales: return received * shape.scale_bytes();
+    case RegionId::dispatch_source: return received * 4;
+    case RegionId::received_count: return 4;
+    case RegionId::combine_rows: return tokens * shape.row_bytes();
+    case RegionId::combine_weights:
+    case RegionId::sender_map: return tokens * topk * 4;
+    case RegionId::stats: return sizeof(OpStats) + 16ull * shape.world_size;
+    case RegionId::count: break;
+  }
+  return 0;
+}
+
+MORI_SHARED_CODE EpLayout ep_layout(const EpShape& shape) {
+  EpLayout layout{};
+  u64 next = 0;
+  for (u32 id = 0; id < u32(RegionId::count); ++id) {
+    layout.offset[id] = next;
+    layout.bytes[id] = region_bytes(shape, RegionId(id));
+    next = align_up(next + layout.bytes[id], region_alignment);
+  }
+  layout.total_bytes = next;
+  return layout;
+}
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

@@ -1,0 +1,67 @@
+// The launch structs: all that a kernel gets from the host. Token count and addresses are the only things that
+// change per call, so a captured graph replays with new data in place.
+#pragma once
+
+#include "../device/base.hpp"
+#include "comm_control.hpp"
+#include "ep_layout.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+// Element types whose rows the kernels can add up; every other type only travels as bytes.
+enum class Arithmetic : u32 { none = 0, float32 = 1, bfloat16 = 2 };
+
+struct EpArgs {
+  Symmetric symmetric;
+  u64 window;  // offset of the op's window in every slice
+  EpShape shape;
+  EpLayout layout;
+  u64 timeout_ns;
+  void* profiler;     // null: tracing is off
+  u32 test_delay_us;  // 0: no artificial delays
+  u32 test_delay_seed;
+
+  template <class Type>
+  MORI_SHARED_CODE Type* at(u32 peer, RegionId id, u64 byte = 0) const {
+    return symmetric.at<Type>(peer, window + layout.of(id) + byte);
+  }
+  template <class Type>
+  MORI_SHARED_CODE Type* own(RegionId id, u64 byte = 0) const {
+    return at<Type>(symmetric.rank, id, byte);
+  }
+  MORI_SHARED_CODE u64* word(u32 peer, u64 control_offset) const {
+    return at<u64>(peer, RegionId::control, control_offset);
+  }
+};
+
+struct DispatchArgs {
+  EpArgs ep;
+  const u8* input;       // [tokens, row_bytes]
+  const float* weights;  // [tokens, K] or null: receivers get zeros
+  const u8* scales;      // [tokens, scale_bytes] or null
+  const i32* indices;    // [tokens, K]
+  u32 tokens;
+  u32 row_bytes;
+  u32 scale_bytes;  // of this call; 0: none
+  u32 dtype;
+  u32 parts;      // work items per token: a row is split over warps when tokens are few
+  u32 streaming;  // 1: rows bypass the cache
+};
+
+struct CombineArgs {
+  EpArgs ep;
+  const u8* input;       // [input_rows, row_bytes]; null: zero copy, the rows are in combine_in already
+  const float* weights;  // [weight_rows, K] or null
+  u32 input_rows;
+  u32 weight_rows;
+  u32 tokens;  // rows of the result
+  u32 row_bytes;
+  u32 dtype;
+  Arithmetic arithmetic;
+  u32 parts;
+  u32 streaming;
+};
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

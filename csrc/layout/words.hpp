@@ -1,0 +1,68 @@
+// The 64-bit words that ranks exchange. Every word carries the number of the call it belongs to, so a
+// reader takes it only if it is the word it waits for: nothing is ever reset, and a graph may replay for ever.
+#pragma once
+
+#include "../device/base.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+enum class CallKind : u32 { none = 0, dispatch = 1, combine = 2 };
+
+// count word: call:40 | value:24
+constexpr u32 count_value_bits = 24;
+constexpr u64 count_value_limit = 1ull << count_value_bits;
+constexpr u64 call_tag_mask = (1ull << 40) - 1;
+
+struct CountWord {
+  MORI_SHARED_CODE static constexpr u64 encode(u64 call, u32 value) {
+    return (call & call_tag_mask) << count_value_bits | value;
+  }
+  MORI_SHARED_CODE static constexpr u32 value(u64 word) { return u32(word & (count_value_limit - 1)); }
+  MORI_SHARED_CODE static constexpr u64 tag(u64 word) { return word >> count_value_bits; }
+  MORI_SHARED_CODE static constexpr u64 tag_of(u64 call) { return call & call_tag_mask; }
+};
+
+// header word: call:32 | row_bytes:24 | dtype:4 | kind:1 | path:1 | fault:2.
+// A combine has no path; it uses the bit to say that this rank sends weight rows.
+constexpr u64 row_bytes_limit = 1ull << 24;
+
+struct Header {
+  u32 row_bytes;
+  u32 dtype;
+  CallKind kind;
+  bool flag;  // dispatch: staged path; combine: weight rows present
+  u32 fault;
+};
+
+struct HeaderWord {
+  MORI_SHARED_CODE static constexpr u64 encode(u64 call, const Header& header) {
+    return (call & 0xffffffffull) << 32 | u64(header.row_bytes) << 8 | u64(header.dtype) << 4 |
+           u64(header.kind == CallKind::combine) << 3 | u64(header.flag) << 2 | header.fault;
+  }
+  MORI_SHARED_CODE static constexpr Header decode(u64 word) {
+    return {u32(word >> 8) & 0xffffff, u32(word >> 4) & 0xf,
+            (word >> 3 & 1) != 0 ? CallKind::combine : CallKind::dispatch, (word >> 2 & 1) != 0, u32(word) & 3};
+  }
+  MORI_SHARED_CODE static constexpr u64 tag(u64 word) { return word >> 32; }
+  MORI_SHARED_CODE static constexpr u64 tag_of(u64 call) { return call & 0xffffffffull; }
+};
+
+// How a reader that waits for `wanted` judges the tag it finds. A peer can never be further than this ahead
+// without having broken the protocol; anything else that is not equal is an older word.
+enum class Verdict : u32 { pending, ready, ahead };
+constexpr u64 ahead_window = 1 << 16;
+
+MORI_SHARED_CODE constexpr Verdict judge(u64 tag, u64 wanted, u64 mask) {
+  const u64 distance = (tag - wanted) & mask;
+  if (distance == 0) return Verdict::ready;
+  return distance <= ahead_window ? Verdict::ahead : Verdict::pending;
+}
+
+// A plain flag word (rows done, entered) is a count word without a value.
+struct FlagWord {
+  MORI_SHARED_CODE static constexpr u64 encode(u64 call) { return CountWord::encode(call, 0); }
+};
+
+}  // namespace MORI_VARIANT
+}  // namespace mori

@@ -1,0 +1,342 @@
+"""The explicit communicator: ranks that share symmetric memory and notice each other's end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from mori import _core, env, target
+from mori.cco.allocator import Block, SliceAllocator
+from mori.cco.bootstrap import Rendezvous
+from mori.cco.descriptors import PeerLink, exchange_descriptors
+from mori.cco.faults import communicator_error, peer_left
+from mori.cco.resources import AllocatedMemory, CCOResource, RegisteredWindow
+from mori.cco.unique_id import UniqueId, get_unique_id
+from mori.errors import BootstrapError, ConfigMismatch, HeapExhausted, MoriError, PeerLost
+
+_FIRST_OFFSET = 2 << 20  # the control block lies before it
+_PAGE = 4096
+_DEATH_NOTICE_S = 2.0  # the watcher needs far less
+
+
+class Communicator:
+    """A set of ranks, each with a slice of symmetric memory of `per_rank_vmm` bytes. Build one with `init`.
+
+    A rank is a process or, on the host target, a thread: every thread calls `init` with the same id. A communicator
+    must be used by one thread at a time. In a forked child it is dead: use and destruction there have no effect on the
+    ranks.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, memory: _core.SymmetricMemory, capacity: int) -> None:
+        self._rendezvous = rendezvous
+        self._memory = memory
+        self._native = _core.Communicator(memory)
+        self._rank = rendezvous.rank
+        self._allocator = SliceAllocator(_FIRST_OFFSET, capacity)
+        self._links: list[PeerLink] = []
+        self._resources: list[CCOResource] = []
+        # Blocks closed here, each with the native holder that knows about live views.
+        self._released: list[tuple[Block | None, _core.MemoryBlock | None]] = []
+        self._valid = True
+        self._owner_pid = os.getpid()
+
+    @staticmethod
+    def get_unique_id() -> UniqueId:
+        """See `mori.cco.get_unique_id`."""
+        return get_unique_id()
+
+    @classmethod
+    def init(cls, nranks: int, rank: int, unique_id: UniqueId, per_rank_vmm: int = 4 << 30) -> Communicator:
+        """Collective: meet the other ranks and map each other's memory.
+
+        `per_rank_vmm` bytes of address space are reserved per rank; memory is used only as far as it is touched.
+        Deadline: MORI_BOOTSTRAP_TIMEOUT seconds. Errors are raised on every rank: BootstrapTimeout (names the missing
+        ranks), BootstrapError (ranks that cannot meet or reach each other), ConfigMismatch (`per_rank_vmm` differs),
+        ValueError (rank or size out of range), NotImplementedError (ranks on several nodes).
+        """
+        if not 1 <= nranks <= _core.MAX_WORLD_SIZE:
+            raise ValueError(f"nranks must be between 1 and {_core.MAX_WORLD_SIZE}, got {nranks}")
+        if per_rank_vmm <= 0:
+            raise ValueError(f"per_rank_vmm must be positive, got {per_rank_vmm}")
+        timeout_s = env.get("MORI_BOOTSTRAP_TIMEOUT")
+        here = target.current()
+        with contextlib.ExitStack() as undo:
+            rendezvous = Rendezvous.join(unique_id, rank, nranks, {"target": here.name, "arch": here.arch}, timeout_s)
+            undo.callback(rendezvous.close)
+            _refuse_several_nodes(rendezvous)
+            _agree(rendezvous.allgather({"per_rank_vmm": per_rank_vmm}, "communicator", timeout_s), "communicator")
+            memory = _core.SymmetricMemory.create_host(rank, nranks, per_rank_vmm + _FIRST_OFFSET)
+            comm = cls(rendezvous, memory, per_rank_vmm)
+            undo.callback(comm._abandon)
+            comm._connect(timeout_s)
+            rendezvous.barrier("communicator is complete", timeout_s, comm.raise_if_faulted)
+            undo.pop_all()
+        _live.add(comm)
+        return comm
+
+    def _connect(self, timeout_s: float) -> None:
+        links = exchange_descriptors(self._rendezvous, self._memory.descriptor, timeout_s)
+        self._links = list(links.values())
+        for peer, link in links.items():
+            self._memory.map_peer(peer, link.fd)
+            self._native.watch(peer, link.pidfd, link.socket.fileno())
+            os.close(link.fd)  # the mapping holds the memory
+            link.fd = -1
+
+    # Facts
+
+    @property
+    def rank(self) -> int:
+        self._check("read the rank")
+        return self._rank
+
+    @property
+    def nranks(self) -> int:
+        self._check("read the number of ranks")
+        return self._rendezvous.nranks
+
+    @property
+    def ptr(self) -> int:
+        """Address of this rank's slice of symmetric memory in this process."""
+        self._check("read the address")
+        return int(self._memory.address(self._rank, 0))
+
+    @property
+    def is_valid(self) -> bool:
+        return self._valid
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that blocks can take in one slice."""
+        return self._allocator.capacity
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the slice that are in blocks, closed ones that no collective call has reclaimed yet included."""
+        return self._allocator.used
+
+    def has_left(self, peer: int) -> bool:
+        """Whether rank `peer` has destroyed its communicator or ended its process in order."""
+        return bool(self._native.has_left(peer))
+
+    # Collectives
+
+    def barrier(self) -> None:
+        """Collective: returns when every rank has called it. Errors as for `allgather`."""
+        self.allgather(None, "barrier")
+
+    def allgather(self, value: Any, what: str) -> list[Any]:
+        """Collective: every rank's `value` (JSON), by rank. `what` names the step and must be equal on all ranks.
+
+        Raises PeerLost within 2 s of a peer's end, BootstrapTimeout after MORI_BOOTSTRAP_TIMEOUT seconds, OutOfStep if
+        a rank is in another step.
+        """
+        self._check(what)
+        try:
+            return self._rendezvous.allgather(value, what, env.get("MORI_BOOTSTRAP_TIMEOUT"), self._poll)
+        except (BootstrapError, PeerLost):
+            self._prefer_fault()
+            raise
+
+    def _poll(self) -> None:
+        """While waiting for peers: a dead one, or one that left, ends the wait."""
+        self.raise_if_faulted()
+        for peer in range(self._rendezvous.nranks):
+            if peer != self._rank and self._native.has_left(peer):
+                raise peer_left(peer, self._rendezvous.peers[peer], "a collective call")
+
+    def _prefer_fault(self) -> None:
+        """A closed connection is how a death looks from here; the watcher knows more, a moment later."""
+        deadline = time.monotonic() + _DEATH_NOTICE_S
+        while time.monotonic() < deadline:
+            self._poll()
+            time.sleep(0.01)
+
+    def raise_if_faulted(self) -> None:
+        """Raise PeerLost, PeerTimeout or OutOfStep if the sticky abort word is set."""
+        fault = self._native.fault()
+        if fault is not None:
+            raise communicator_error(fault, self._rendezvous.peers)
+
+    # Memory
+
+    def alloc_mem(self, size: int) -> AllocatedMemory:
+        """Symmetric memory of `size` bytes: at the same offset on every rank if all make the same calls in the same order.
+
+        Not collective; a following collective call (`register_window`) compares. Contents are undefined.
+        RuntimeError (HeapExhausted) if the slice has no gap of that size. `size` 0 gives `ptr` 0.
+        """
+        self._check("alloc_mem")
+        if size < 0:
+            raise ValueError(f"size must not be negative, got {size}")
+        block = self._allocator.allocate(size, _PAGE) if size else None
+        if size and block is None:
+            raise self._exhausted(size, "alloc_mem")
+        return AllocatedMemory(self, block, size)
+
+    def allocate_symmetric(
+        self, size: int, what: str, agree: dict[str, Any] | None = None, alignment: int = _PAGE
+    ) -> AllocatedMemory:
+        """Collective `alloc_mem`: all ranks agree on `size`, on the offset and on every field of `agree`, or all raise.
+
+        Blocks that every rank has closed, and of which none holds a view, are reclaimed first. ConfigMismatch names the
+        field, the ranks and their values; HeapExhausted says how many bytes were needed, used and configured.
+        """
+        self._reclaim(what, {**(agree or {}), "bytes of symmetric memory": size})
+        block = self._allocator.allocate(size, alignment) if size else None
+        if size and block is None:
+            gc.collect()  # views may hang in reference cycles; all ranks come here alike
+            self._reclaim(f"{what}: reclaiming memory", {})
+            block = self._allocator.allocate(size, alignment)
+            if block is None:
+                raise self._exhausted(size, what)
+        return AllocatedMemory(self, block, size)
+
+    def register_window(self, ptr: int, size: int) -> RegisteredWindow:
+        """Collective: let peers address the block at `ptr` (the base that `alloc_mem` returned).
+
+        RuntimeError if `ptr` is not the base of a block or `size` reaches beyond it; ConfigMismatch on all ranks if
+        they register different offsets or sizes.
+        """
+        self._check("register_window")
+        memory = next((each for each in self._allocations() if each.ptr == ptr), None)
+        if memory is None:
+            raise RuntimeError(f"register_window: {ptr:#x} is not the base address of memory from alloc_mem")
+        if not 0 < size <= memory.size:
+            raise RuntimeError(f"register_window: size {size} is not within the {memory.size} bytes of the allocation")
+        self._reclaim("register_window", {"window offset": memory.offset, "window size": size})
+        return RegisteredWindow(self, memory, size)
+
+    def _allocations(self) -> list[AllocatedMemory]:
+        return [each for each in self._resources if isinstance(each, AllocatedMemory)]
+
+    def _reclaim(self, what: str, agree: dict[str, Any]) -> None:
+        """Collective: compare `agree` and the allocators, and take back what all ranks have released."""
+        free = [list(block) for block, native in self._released if block and (native is None or native.users == 0)]
+        answers = self.allgather({**agree, "allocations": self._allocator.fingerprint(), "free": free}, what)
+        released = [{tuple(block) for block in answer.pop("free")} for answer in answers]
+        _agree(answers, what)
+        common = {Block(*block) for block in set.intersection(*released)}
+        for block in sorted(common):
+            self._allocator.release(block)
+            self._memory.release_pages(block.offset, block.size)
+        self._released = [each for each in self._released if each[0] is not None and each[0] not in common]
+
+    def _exhausted(self, size: int, what: str) -> HeapExhausted:
+        return HeapExhausted(
+            f"{what} needs {size} bytes of symmetric memory; {self._allocator.used} of the {self._allocator.capacity} "
+            "bytes configured are in use. Raise MORI_SHMEM_HEAP_SIZE (v1) or per_rank_vmm (Communicator.init)"
+        )
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, peer: int | None = None) -> torch.Tensor:
+        """A tensor over symmetric memory at `offset` of the slice of `peer` (default: own); see `AllocatedMemory.view`."""
+        self._check("view")
+        for memory in self._allocations():
+            if memory.offset <= offset < memory.offset + max(memory.size, 1):
+                return memory.view(offset - memory.offset, shape, dtype, peer)
+        raise ValueError(f"offset {offset} lies in no allocation of this communicator")
+
+    # The end
+
+    def close_all_resources(self) -> None:
+        """Close everything that this communicator handed out, newest first."""
+        for resource in reversed(list(self._resources)):
+            with contextlib.suppress(Exception):
+                resource.close()
+
+    def destroy(self) -> None:
+        """Leave: peers that still need this rank raise PeerLost ("left the communicator"). Idempotent.
+
+        Waits, bounded, until the other ranks leave too, unless a rank is lost already. Views stay valid memory.
+        """
+        if not self._valid:
+            return
+        self._valid = False
+        _live.discard(self)
+        if os.getpid() != self._owner_pid:
+            return
+        self.close_all_resources()
+        faulted = self._native.fault() is not None
+        self._native.leave()
+        if not faulted:
+            with contextlib.suppress(MoriError):
+                self._rendezvous.barrier(
+                    "communicator is destroyed", env.get("MORI_BOOTSTRAP_TIMEOUT"), self.raise_if_faulted
+                )
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Give back what this process holds, without a word to the peers."""
+        self._valid = False
+        self._native.close()
+        for link in self._links:
+            link.close()
+        self._links.clear()
+        self._released.clear()
+        self._rendezvous.close()
+
+    def _leave_at_exit(self) -> None:
+        if self._valid and os.getpid() == self._owner_pid:
+            self._native.leave()
+
+    def _check(self, operation: str) -> None:
+        if not self._valid:
+            raise RuntimeError(f"Cannot {operation}: Communicator has been destroyed")
+        if os.getpid() != self._owner_pid:
+            raise RuntimeError(f"Cannot {operation}: this process was forked from the rank; only the parent may call")
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.destroy()
+
+    def __del__(self) -> None:
+        if getattr(self, "_valid", False) and os.getpid() == self._owner_pid:
+            self._native.leave()
+            self._abandon()
+
+
+_live: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """A process that ends in order has left its communicators; one that is killed is found dead by its peers."""
+    for comm in list(_live):
+        comm._leave_at_exit()
+
+
+def _refuse_several_nodes(rendezvous: Rendezvous) -> None:
+    nodes = [peer["node"] for peer in rendezvous.peers]
+    for rank, node in enumerate(nodes):
+        if node != nodes[0]:
+            raise NotImplementedError(
+                f"rank 0 is on node {nodes[0]} and rank {rank} on node {node}: communicators that span nodes are not "
+                "there yet. Start all ranks on one machine, without MORI_NODE_ID or with one value of it"
+            )
+
+
+def _agree(answers: list[dict[str, Any]], what: str) -> None:
+    """ConfigMismatch, equal on all ranks, unless all answers agree in every field."""
+    fields = list(dict.fromkeys(field for answer in answers for field in answer))
+    for field in fields:
+        by_value: dict[str, list[int]] = {}
+        for rank, answer in enumerate(answers):
+            by_value.setdefault(repr(answer.get(field)), []).append(rank)
+        if len(by_value) > 1:
+            listing = "; ".join(
+                f"{value} on rank{'s' * (len(ranks) > 1)} {_spell(ranks)}" for value, ranks in by_value.items()
+            )
+            raise ConfigMismatch(f"{what}: ranks disagree on {field}: {listing}. Pass the same value on every rank")
+
+
+def _spell(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,242 @@
+"""The one engine behind both façades: layout of an op's memory, and plans that launch its kernels.
+
+The engine checks nothing about tensors: façades have done so. It allocates nothing in symmetric memory: façades have
+agreed on the memory and hand it in.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from mori import _core, env
+from mori.cco.communicator import Communicator
+from mori.cco.resources import AllocatedMemory
+from mori.errors import CallFault, ReceiveOverflow, RowMismatch
+from mori.tensor_utils import dtype_to_int
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SPIN_NS = 20_000
+_ARITHMETIC = {torch.float32: 1, torch.bfloat16: 2}  # csrc/layout/launch.hpp
+_RECEIVE_OVERFLOW = 1  # csrc/layout/ep_layout.hpp
+_DONE = _core.Outcome.done
+
+_dtype_code = functools.cache(dtype_to_int)
+
+
+@dataclass(frozen=True)
+class EpShape:
+    """Everything that shapes memory and wire. Equal on all ranks but for `rank`."""
+
+    world_size: int
+    rank: int
+    max_tokens: int
+    hidden_dim: int
+    max_element_bytes: int
+    scale_dim: int
+    scale_element_bytes: int
+    experts_per_rank: int
+    topk: int
+    max_recv_tokens: int
+
+    @property
+    def native(self) -> _core.EpShape:
+        return _core.EpShape(**asdict(self))
+
+
+class Region(NamedTuple):
+    """A part of an op's window: `bytes` bytes at `offset`, which is a multiple of `alignment`."""
+
+    name: str
+    offset: int
+    bytes: int
+    alignment: int
+
+
+class Layout:
+    """All regions of an op's window, in order, and the bytes that they take."""
+
+    def __init__(self, regions: Iterable[Region], total_bytes: int) -> None:
+        self.regions = tuple(regions)
+        self.total_bytes = total_bytes
+        self._by_name = {region.name: region for region in self.regions}
+
+    def region(self, name: str) -> Region:
+        """The region of that name; KeyError if there is none."""
+        return self._by_name[name]
+
+
+def layout(shape: EpShape) -> Layout:
+    """Where everything an op of this shape owns lies in its window. Pure; the same on every rank."""
+    regions, total_bytes = shape.native.regions()
+    return Layout((Region(*region) for region in regions), total_bytes)
+
+
+class EpPlan:
+    """A shape resolved to launches on one communicator and one block of memory. Construction is collective.
+
+    On the host target a call is synchronous: when it returns, this rank's results are there. It raises PeerLost,
+    PeerTimeout or OutOfStep when the communicator is lost, and a CallFault, equal on all ranks, when only the call is.
+    """
+
+    def __init__(self, shape: EpShape, comm: Communicator, memory: AllocatedMemory) -> None:
+        self._shape = shape
+        self._comm = comm
+        self._memory = memory
+        self._regions = layout(shape)
+        threads = env.get("MORI_HOST_THREADS") or max(1, _cores() // shape.world_size)
+        oversubscribed = threads * shape.world_size > _cores()
+        self._native = _core.EpPlan(
+            comm._native,
+            memory.native,
+            shape.native,
+            isa=env.get("MORI_HOST_ISA"),
+            threads=threads,
+            spin_ns=0 if oversubscribed else _SPIN_NS,
+            timeout_ns=round(1e9 * env.get("MORI_TIMEOUT_S")),
+        )
+        self._native.prepare()
+        comm.allgather(None, "EP plan is prepared")  # no peer stores a word before it is zeroed
+
+    def view(self, region: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over the first bytes of a region; it keeps the memory alive. ValueError if the region is smaller."""
+        found = self._regions.region(region)
+        needed = dtype.itemsize
+        for extent in shape:
+            needed *= extent
+        if needed > found.bytes:
+            raise ValueError(f"a view of {shape} {dtype} needs {needed} bytes, region {region} has {found.bytes}")
+        return self._memory.view(found.offset, shape, dtype)
+
+    def dispatch(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        indices: torch.Tensor,
+        *,
+        block_num: int = 0,
+        warp_per_block: int = 0,
+    ) -> None:
+        """Send every row of `input` once to each distinct rank among its experts. See the façades for the contract.
+
+        `block_num` and `warp_per_block` describe GPU grids; the host runs its own threads whatever they say.
+        """
+        tokens, columns = input.shape
+        outcome = self._native.dispatch(
+            input.data_ptr(),
+            weights.data_ptr() if weights is not None else 0,
+            scales.data_ptr() if scales is not None else 0,
+            indices.data_ptr(),
+            tokens,
+            columns * input.itemsize,
+            scales.shape[1] * scales.itemsize if scales is not None else 0,
+            _dtype_code(input.dtype),
+        )
+        if outcome != _DONE:
+            self._raise(outcome)
+
+    def combine(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        *,
+        tokens: int,
+        external: bool,
+        block_num: int = 0,
+        warp_per_block: int = 0,
+    ) -> None:
+        """Return one row per received row to the token's owner, which adds them up. `tokens`: rows of the result.
+
+        `external`: the rows are `input`'s; else they lie in region combine_in_rows already, and `input` tells their
+        dtype and width. Rows beyond those passed count as zeros.
+        """
+        rows, columns = input.shape
+        outcome = self._native.combine(
+            input.data_ptr() if external else 0,
+            weights.data_ptr() if weights is not None else 0,
+            rows,
+            weights.shape[0] if weights is not None else 0,
+            tokens,
+            columns * input.itemsize,
+            _dtype_code(input.dtype),
+            _ARITHMETIC[input.dtype],
+        )
+        if outcome != _DONE:
+            self._raise(outcome)
+
+    @property
+    def received(self) -> int:
+        """Rows that the last dispatch brought to this rank."""
+        return int(self._native.received)
+
+    @property
+    def dispatched_tokens(self) -> int | None:
+        """Tokens of this rank's last dispatch; None before any."""
+        return int(self._native.dispatched_tokens) if self._native.has_dispatched else None
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since construction or `reset_stats`: calls, rows to and from each rank, ids that named no expert."""
+        return dict(self._native.stats(self._shape.world_size))
+
+    def reset_stats(self) -> None:
+        self._native.clear_stats()
+
+    def check(self) -> None:
+        """Raise if the communicator is lost. Faults of single calls were raised by the calls themselves."""
+        self._comm.raise_if_faulted()
+
+    def close(self) -> None:
+        """Let go of the memory; later calls raise AttributeError. Views stay valid."""
+        self.__dict__.pop("_native", None)
+
+    # Test hooks: see csrc/ops/ep_plan.hpp.
+
+    def set_call_number(self, value: int) -> None:
+        """On every rank, between two barriers: make `value` the number of the last call."""
+        self._native.set_call_number(value)
+
+    def set_test_delays(self, seed: int, longest_us: int) -> None:
+        """Make kernels pause at random places, up to `longest_us` microseconds each; 0 switches it off."""
+        self._native.set_test_delays(seed, longest_us)
+
+    def _raise(self, outcome: _core.Outcome) -> None:
+        if outcome == _core.Outcome.aborted:
+            self._comm.raise_if_faulted()
+        if outcome == _core.Outcome.busy:
+            raise RuntimeError("another thread is inside a call on this op: one op, one call at a time")
+        raise self._call_fault()
+
+    def _call_fault(self) -> CallFault:
+        kind, call, rank, expected, seen = self._native.last_fault
+        if kind == _RECEIVE_OVERFLOW:
+            return ReceiveOverflow(
+                f"call {call}: rank {rank} would receive {seen} rows, its buffers hold {expected}. Raise "
+                "max_total_recv_tokens (0 = no cap) or spread the routing"
+            )
+        return RowMismatch(
+            f"call {call}: rank {rank} passed {_describe(seen)}, lower ranks {_describe(expected)}: "
+            "dtype and row size must be equal on all ranks"
+        )
+
+
+def _describe(header: int) -> str:
+    """Row size and dtype of a header word (csrc/layout/words.hpp)."""
+    names = {dtype_to_int(dtype): str(dtype).removeprefix("torch.") for dtype in (*_ARITHMETIC, *_transport_dtypes())}
+    code = header >> 4 & 0xF
+    return f"rows of {header >> 8 & 0xFFFFFF} bytes of {names.get(code, f'dtype {code}')}"
+
+
+def _transport_dtypes() -> list[torch.dtype]:
+    names = ("float8_e4m3fn", "float8_e4m3fnuz", "float4_e2m1fn_x2")
+    return [getattr(torch, name) for name in names if hasattr(torch, name)]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
