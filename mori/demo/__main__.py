@@ -22,6 +22,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # 8 ranks share the cores
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them on this machine, whatever its name resolves to
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         os.environ["EP_DEMO_REPORT"] = str(report)

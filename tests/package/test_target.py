@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mori import target
+
+
+def test_the_default_is_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MORI_TARGET", raising=False)
+    current = target.current()
+    assert (current.name, current.arch, current.contract_wave) == ("host", "host", 64)
+
+
+@pytest.mark.parametrize("name", ["cuda", "hip"])
+def test_a_target_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("MORI_TARGET", name)
+    with pytest.raises(NotImplementedError, match=f"MORI_TARGET={name} is not there yet.*has host"):
+        target.current()
+
+
+def test_accepts_only_memory_it_can_reach() -> None:
+    host = target.TARGETS["host"]
+    assert host.accepts(torch.empty(1))
+    assert not host.accepts(torch.empty(1, device="meta"))
