@@ -168,7 +168,7 @@ class Communicator:
     # Memory
 
     def alloc_mem(self, size: int) -> AllocatedMemory:
-        """Symmetric memory of `size` bytes: at the same offset on every rank if all make the same calls in the same order.
+        """Symmetric memory of `size` bytes, at the same offset on every rank if all make the same calls in one order.
 
         Not collective; a following collective call (`register_window`) compares. Contents are undefined.
         RuntimeError (HeapExhausted) if the slice has no gap of that size. `size` 0 gives `ptr` 0.
@@ -236,7 +236,7 @@ class Communicator:
         )
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, peer: int | None = None) -> torch.Tensor:
-        """A tensor over symmetric memory at `offset` of the slice of `peer` (default: own); see `AllocatedMemory.view`."""
+        """A tensor over memory at `offset` of the slice of `peer` (default: own); see `AllocatedMemory.view`."""
         self._check("view")
         for memory in self._allocations():
             if memory.offset <= offset < memory.offset + max(memory.size, 1):

@@ -62,7 +62,8 @@ class Lobby:
         self._deadline = time.monotonic() + timeout_s
         self._gone = False  # "go" has been said
         self._failure: MoriError | None = None
-        self._told: set[int] = set()  # ranks that have been sent the failure
+        self._nranks = 0  # as the first rank to register says
+        self._told: set[int] = set()  # ranks that know the failure, or are gone
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="mori-lobby", daemon=True).start()
@@ -91,11 +92,8 @@ class Lobby:
     def _finished(self) -> bool:
         if self._failure is None:
             return self._gone and all(seat.connected for seat in self._seats.values())
-        everyone = bool(self._seats) and self._told >= set(range(self._nranks()))
+        everyone = self._nranks > 0 and self._told >= set(range(self._nranks))
         return everyone or time.monotonic() >= self._deadline
-
-    def _nranks(self) -> int:
-        return next(iter(self._seats.values())).nranks
 
     def _welcome(self) -> None:
         for guest in self._doorman.admit():
@@ -136,6 +134,7 @@ class Lobby:
 
     def _seat(self, guest: Guest, seat: _Seat) -> None:
         self._deadline = max(self._deadline, seat.deadline)
+        self._nranks = self._nranks or seat.nranks
         objection = self._objection(guest.rank, seat)
         if objection:
             self._fail(BootstrapError(objection))
@@ -171,7 +170,10 @@ class Lobby:
         del self._guests[guest.channel.fileno()]
         guest.channel.close()
         seat = self._seats.get(guest.rank)
-        if seat is not None and seat.channel is guest.channel and self._failure is None and not self._finished():
+        if seat is None or seat.channel is not guest.channel:
+            return
+        self._told.add(guest.rank)
+        if self._failure is None and not self._finished():
             self._fail(BootstrapError(f"rank {guest.rank} ({seat.who}) went away before all ranks had joined"))
 
     def _check_deadlines(self) -> None:
@@ -186,7 +188,7 @@ class Lobby:
 
     def _overdue(self, rank: int) -> BootstrapTimeout:
         """The time of `rank` is over: who kept it waiting?"""
-        nranks, timeout_s = self._nranks(), self._seats[rank].timeout_s
+        nranks, timeout_s = self._nranks, self._seats[rank].timeout_s
         if self._gone:
             missing = [r for r, seat in sorted(self._seats.items()) if not seat.connected]
         else:

@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
+import torch.utils.dlpack
 
 from mori import _core
 from mori.cco.allocator import Block
@@ -75,10 +76,12 @@ class AllocatedMemory(CCOResource):
     def native(self) -> _core.MemoryBlock:
         """The block that native code keeps alive."""
         self._check()
+        if self._native is None:
+            raise RuntimeError("an allocation of no bytes has no memory to use")
         return self._native
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, peer: int | None = None) -> torch.Tensor:
-        """A tensor of `shape` and `dtype` over the block's bytes from `offset` on, in the slice of `peer` (default: own).
+        """A tensor of `shape` and `dtype` over the block from byte `offset` on, in the slice of `peer` (default: own).
 
         It aliases symmetric memory and keeps the mapping alive, also after `close()` and the communicator's end.
         ValueError if it would reach beyond the block.
@@ -90,7 +93,7 @@ class AllocatedMemory(CCOResource):
         if offset < 0 or offset + size > self.size:
             raise ValueError(f"a view of {size} bytes at {offset} reaches beyond the {self.size} bytes of the block")
         owner = self._communicator.rank if peer is None else peer
-        raw = torch.from_dlpack(self.native.view(offset, size, owner))
+        raw = torch.utils.dlpack.from_dlpack(self.native.view(offset, size, owner))
         return raw.view(dtype).view(shape)
 
     def _release(self) -> None:
@@ -99,7 +102,7 @@ class AllocatedMemory(CCOResource):
 
 
 class _WindowDescriptor(ctypes.Structure):
-    """What a kernel gets: peer p's bytes begin at base + p * (stride_4g << 32) + offset, or at base + p * stride + offset."""
+    """What a kernel gets: rank p's bytes of the window begin at base + p * stride."""
 
     _fields_ = (
         ("base", ctypes.c_uint64),
