@@ -1,0 +1,61 @@
+"""Process-global symmetric memory. `api` has the functions, `tensors` the helpers that make torch tensors of it."""
+
+from __future__ import annotations
+
+from .api import (
+    MORI_SHMEM_INIT_WITH_MPI_COMM,
+    MORI_SHMEM_INIT_WITH_UNIQUEID,
+    shmem_barrier_all,
+    shmem_barrier_on_stream,
+    shmem_buffer_deregister,
+    shmem_buffer_register,
+    shmem_ext_malloc_with_flags,
+    shmem_finalize,
+    shmem_free,
+    shmem_get_unique_id,
+    shmem_init_attr,
+    shmem_malloc,
+    shmem_malloc_align,
+    shmem_module_init,
+    shmem_mpi_init,
+    shmem_mype,
+    shmem_npes,
+    shmem_num_qp_per_pe,
+    shmem_ptr_p2p,
+    shmem_torch_process_group_init,
+)
+from .tensors import (
+    MoriShmemBuffer,
+    mori_shmem_create_tensor,
+    mori_shmem_create_tensor_list_intra_node,
+    mori_shmem_free_tensor,
+    symm_mori_shmem_tensor,
+)
+
+__all__ = [
+    "MORI_SHMEM_INIT_WITH_MPI_COMM",
+    "MORI_SHMEM_INIT_WITH_UNIQUEID",
+    "MoriShmemBuffer",
+    "mori_shmem_create_tensor",
+    "mori_shmem_create_tensor_list_intra_node",
+    "mori_shmem_free_tensor",
+    "shmem_barrier_all",
+    "shmem_barrier_on_stream",
+    "shmem_buffer_deregister",
+    "shmem_buffer_register",
+    "shmem_ext_malloc_with_flags",
+    "shmem_finalize",
+    "shmem_free",
+    "shmem_get_unique_id",
+    "shmem_init_attr",
+    "shmem_malloc",
+    "shmem_malloc_align",
+    "shmem_module_init",
+    "shmem_mpi_init",
+    "shmem_mype",
+    "shmem_npes",
+    "shmem_num_qp_per_pe",
+    "shmem_ptr_p2p",
+    "shmem_torch_process_group_init",
+    "symm_mori_shmem_tensor",
+]
