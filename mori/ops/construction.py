@@ -1,0 +1,81 @@
+"""How an op comes into being and goes: agreement on the config, symmetric memory, the plan over it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+from mori import env
+from mori.shmem import state as shmem_state
+
+from .config import EpDispatchCombineConfig, Limits, agreed_fields
+
+if TYPE_CHECKING:
+    from mori.cco.resources import AllocatedMemory
+
+    from .engine import EpPlan
+
+
+class OpMemory(NamedTuple):
+    """What an op holds. Spans are [begin, end) addresses in this rank's own slice."""
+
+    session: shmem_state.Session
+    plan: EpPlan
+    allocation: AllocatedMemory
+    receive: tuple[int, int]
+    registered: tuple[int, int]
+
+
+def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
+    """Collective: agree on the config, get symmetric memory for its layout and a plan over it. Unwinds on errors."""
+    session = shmem_state.current()
+    made_for = session.arguments
+    if (limits.rank, limits.world_size) != (made_for.rank, made_for.nranks):
+        raise ValueError(
+            f"EpDispatchCombineConfig has rank {limits.rank} of world_size {limits.world_size}, but mori.shmem was "
+            f"initialised as rank {made_for.rank} of {made_for.nranks}: they must be equal"
+        )
+    from . import engine  # the native core, not needed before the first op
+
+    if env.get("MORI_ENABLE_SDMA"):
+        warnings.warn("MORI_ENABLE_SDMA has no effect: mori moves rows by kernels only", RuntimeWarning, stacklevel=4)
+    shape = engine.EpShape(
+        world_size=limits.world_size,
+        rank=limits.rank,
+        max_tokens=limits.max_tokens,
+        hidden_dim=limits.hidden_dim,
+        max_element_bytes=int(config.max_token_type_size),
+        scale_dim=limits.scale_dim,
+        scale_element_bytes=limits.scale_type_size,
+        experts_per_rank=limits.experts_per_rank,
+        topk=limits.topk,
+        max_recv_tokens=limits.receive_rows,
+    )
+    layout = engine.layout(shape)
+    allocation = session.communicator.allocate_symmetric(
+        layout.total_bytes, what="EpDispatchCombineOp", agree=agreed_fields(config, limits)
+    )
+    try:
+        plan = engine.EpPlan(shape, session.communicator, allocation)
+    except BaseException:
+        allocation.close()
+        raise
+
+    def span(first: str, last: str) -> tuple[int, int]:
+        begin, end = layout.region(first), layout.region(last)
+        return allocation.ptr + begin.offset, allocation.ptr + end.offset + end.bytes
+
+    return OpMemory(
+        session,
+        plan,
+        allocation,
+        # Regions that a dispatch writes are neighbours in the layout.
+        receive=span("dispatch_rows", "received_count"),
+        registered=span("combine_in_rows", "combine_in_rows"),
+    )
+
+
+def release(plan: EpPlan, allocation: AllocatedMemory) -> None:
+    """Marks the memory free; the communicator takes it back inside a later collective call."""
+    plan.close()
+    allocation.close()

@@ -1,0 +1,423 @@
+"""The v1 API: build an `EpDispatchCombineOp` from an `EpDispatchCombineConfig`, then dispatch and combine.
+
+W: world size, E: experts per rank, K: top-k, M: max_num_inp_token_per_rank, H: hidden_dim, S: scale_dim,
+R: `max_num_tokens_to_recv()`, n: tokens this rank dispatches, T: rows it receives, h: columns of a call's rows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from mori import env, target
+from mori.errors import NotInitialized
+from mori.shmem import state as shmem_state
+
+from .calls import CallMemo, CombineCall, DispatchCall, storage_bytes
+from .config import EpDispatchCombineConfig, check_config
+from .construction import build, release
+from .dtypes import DTYPE_SUFFIX as _DTYPE_SUFFIX
+from .dtypes import TOPK_IDX_DTYPE
+from .kernel_types import QUANT_TYPE_MAP as _QUANT_TYPE_MAP
+from .kernel_types import EpDispatchCombineKernelType, EpDispatchCombineQuantType
+from .kernel_types import normalize_quant_type as _normalize_quant_type
+from .launch import AUTO_LAUNCH, Launch, launch_mode, resolve_launch
+from .local_expert_count import count_local_experts
+from .op_attributes import OpAttributes
+from .validation import (
+    COMBINE_RULES,
+    DISPATCH_RULES,
+    check_arguments,
+    check_combine_indices,
+    check_expert_ids,
+    check_registered_rows,
+)
+from .views import ViewCache
+
+__all__ = [
+    "TOPK_IDX_DTYPE",
+    "_DTYPE_SUFFIX",
+    "_QUANT_TYPE_MAP",
+    "EpDispatchCombineConfig",
+    "EpDispatchCombineKernelType",
+    "EpDispatchCombineOp",
+    "EpDispatchCombineQuantType",
+    "_normalize_quant_type",
+]
+
+DispatchResult = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", torch.Tensor, torch.Tensor]
+CombineResult = tuple[torch.Tensor, "torch.Tensor | None"]
+
+
+class EpDispatchCombineOp(OpAttributes):
+    """Dispatch and combine for one shape. Construction is collective over the ranks of `mori.shmem`.
+
+    An op owns symmetric memory for its outputs; all results are views of it with fixed addresses, valid memory even
+    after the op and shmem are gone. `del op` marks the memory free; it is reused inside a later collective call, once
+    no rank holds a view. Calls on one op must come in the same order on all ranks. On CPUs calls are synchronous.
+
+    Construction raises NotInitialized before shmem init, ValueError / TypeError for a config that is out of range or
+    names another rank or world size than shmem has, NotImplementedError for kernel types that are not built yet,
+    ConfigMismatch (all ranks) when ranks disagree, HeapExhausted (all ranks) when the heap is too small.
+    """
+
+    def __init__(self, config: EpDispatchCombineConfig) -> None:
+        limits = check_config(config)
+        self.config = config
+        self.launch_config_mode = launch_mode()
+        self._auto = AUTO_LAUNCH[limits.kernel_type] if self.launch_config_mode == "AUTO" else None
+        self._limits = limits
+        self._validates_ids = env.get("MORI_EP_VALIDATE")
+        self._ignores_combine_indices = env.get("MORI_EP_LENIENT_INDICES")
+        self._device = torch.device(target.current().device_type)
+        self.local_expert_count = torch.zeros(limits.experts_per_rank, dtype=torch.int32, device=self._device)
+        self._outstanding: str | None = None
+        # What stands in for weights without rows: a row of zeros.
+        self._no_weights = torch.zeros(1, limits.topk, dtype=torch.float32, device=self._device)
+        self._dispatch_dtype: torch.dtype | None = None
+        self._combine_dtype: torch.dtype | None = None
+
+        memory = build(config, limits)
+        self._plan = memory.plan
+        self._session = memory.session
+        self._receive_begin, self._receive_end = memory.receive
+        self._registered_begin, self._registered_end = memory.registered
+        # Not at interpreter exit: by then shmem has left, or tells its peers so itself.
+        weakref.finalize(self, release, memory.plan, memory.allocation).atexit = False
+        caching = not env.get("MORI_EP_DISABLE_VIEW_CACHE")
+        self._views = ViewCache(self._plan, self._device, enabled=caching)
+        self._dispatch_calls: CallMemo[DispatchCall] = CallMemo(enabled=caching)
+        self._combine_calls: CallMemo[CombineCall] = CallMemo(enabled=caching)
+
+    # ---- dispatch
+
+    def dispatch(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        indices: torch.Tensor,
+        block_num: int = -1,
+        rdma_block_num: int = -1,
+        warp_per_block: int = -1,
+        call_local_expert_count: bool = False,
+        *,
+        routing: Any = None,
+        return_routing: bool = False,
+    ) -> DispatchResult:
+        """Send every token once to each distinct rank among its experts. Collective; n may differ and be 0.
+
+        input: (n, h) float32, bfloat16, float8_e4m3fn, float8_e4m3fnuz or float4_e2m1fn_x2; n <= M, h <= H.
+        weights: (n, K) float32, or None: received weights are then zeros.
+        scales: (n, S) of any dtype of scale_type_size bytes, moved as bytes; None or (n, 0): no scales.
+        indices: (n, K) int32 global expert ids. Ids outside [0, W*E) are "no expert": dropped, counted in `stats()`.
+        block_num, rdma_block_num, warp_per_block: launch sizes, used in MANUAL mode if > 0.
+        call_local_expert_count: also fill `local_expert_count`.
+
+        Returns (rows (R, h), weights (R, K) float32, scales (R, S), ids (R, K) int32, count (1,) int32): views of the
+        op's memory, never trimmed. Rows below count are valid and ordered by (source rank, token). The content stays
+        until this rank enters its next dispatch on this op. scales is None for None and (R, 0) for (n, 0).
+
+        Raises before anything is sent, on this rank only: TypeError (dtype), ValueError (shape, device, contiguity,
+        size, an argument that overlaps this op's own receive memory). During the call, on every rank alike:
+        ReceiveOverflow, RowMismatch; PeerLost, PeerTimeout, OutOfStep end the communicator.
+        """
+        if routing is not None or return_routing:
+            raise NotImplementedError(
+                "routing handles (routing=, return_routing=) are not built in this version of mori"
+            )
+        self._require_shmem()
+        call = self._dispatch_calls.find(self._prepare_dispatch, input, weights, scales, indices)
+        tensors = (input, weights, scales, indices)
+        self._refuse_own_receive_memory(tensors, call.sizes)
+        if not call.ids_are_int32:
+            indices = indices.view(torch.int32)
+        if self._validates_ids:
+            check_expert_ids(indices, self._limits)
+        launch = self._launch(block_num, rdma_block_num, warp_per_block)
+        self._cached_dispatch_launch = launch
+        self._dispatch_dtype = input.dtype
+        self._plan.dispatch(
+            input,
+            weights,
+            scales if call.sends_scales else None,
+            indices,
+            block_num=launch.block_num,
+            warp_per_block=launch.warp_per_block,
+        )
+        results: Any = call.results
+        if call_local_expert_count:
+            count_local_experts(results[3], results[4], self._limits.rank, self.local_expert_count)
+        return results
+
+    def dispatch_send(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        indices: torch.Tensor,
+        block_num: int = -1,
+        warp_per_block: int = -1,
+        call_local_expert_count: bool = False,
+    ) -> DispatchResult:
+        """First half of a dispatch, to be followed by `dispatch_recv`. Arguments and results as in `dispatch`.
+
+        For every kernel type but AsyncLL it is the whole dispatch. RuntimeError while a receive half is missing.
+        """
+        self._require_no_half("dispatch_send")
+        results = self.dispatch(
+            input,
+            weights,
+            scales,
+            indices,
+            block_num,
+            -1,
+            warp_per_block,
+            call_local_expert_count=call_local_expert_count,
+        )
+        self._outstanding = "dispatch_recv"
+        return results
+
+    def dispatch_recv(
+        self, block_num: int = -1, warp_per_block: int = -1, call_local_expert_count: bool = False
+    ) -> None:
+        """Second half of `dispatch_send`: the views it returned may be read now. RuntimeError without a send."""
+        self._finish_half("dispatch_recv", "dispatch_send")
+        if call_local_expert_count:
+            shape = (self._limits.receive_rows, self._limits.topk)
+            ids = self._views.get("dispatch_indices", shape, torch.int32)
+            received = self._views.get("received_count", (1,), torch.int32)
+            count_local_experts(ids, received, self._limits.rank, self.local_expert_count)
+
+    # ---- combine
+
+    def combine(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        indices: torch.Tensor,
+        block_num: int = -1,
+        rdma_block_num: int = -1,
+        warp_per_block: int = -1,
+        use_external_inp_buf: int | bool = -1,
+        call_reset: bool = False,
+        *,
+        routing: Any = None,
+    ) -> CombineResult:
+        """Return one row per received row to the token's owner, which adds them. Collective.
+
+        input: (>= T, h) float32 or bfloat16; row i is this rank's contribution for received row i of the last dispatch,
+            already multiplied by router weights: combine applies none.
+        weights: None or (any rows, K) float32, added up like the rows; missing rows count as zeros. Each rank decides.
+        indices: the (n, K) ids given to this rank's last dispatch; only its shape is looked at, and not even that
+            before the first dispatch or with MORI_EP_LENIENT_INDICES=1.
+        use_external_inp_buf: 1: read `input`; 0: zero copy, read the registered buffer (an `input` that is another
+            tensor is copied there first); negative: as in the config.
+        block_num, rdma_block_num, warp_per_block: as in `dispatch`. call_reset: call `reset()` afterwards.
+
+        Returns (rows (M, h) of input's dtype, weights (M, K) float32 or None when none were passed): views of the op's
+        memory, overwritten by the next combine. Row t < n is the float32 sum over the distinct ranks of token t, in
+        ascending k from +0.0, rounded once; zeros if it went nowhere. Rows from n on are stale. The received count and
+        the other views of the dispatch stay as they are. Before any dispatch the result is zeros.
+
+        Raises before anything is sent, on this rank only: TypeError (dtype), ValueError (shape, device, contiguity,
+        size, row counts that do not belong to the last dispatch); during the call as in `dispatch`.
+        """
+        if routing is not None:
+            raise NotImplementedError("routing handles (routing=) are not built in this version of mori")
+        self._require_shmem()
+        if self._ignores_combine_indices:
+            call = self._combine_calls.find(self._prepare_combine, input, weights)
+        else:
+            call = self._combine_calls.find(self._prepare_combine, input, weights, indices)
+        tokens = self._combine_tokens(indices)
+        zero_copy = self._reads_registered_buffer(input, call, use_external_inp_buf)
+        launch = self._launch(block_num, rdma_block_num, warp_per_block)
+        self._cached_combine_launch = launch
+        self._combine_dtype = input.dtype
+        self._plan.combine(
+            input,
+            self._no_weights if call.weightless else weights,
+            tokens=tokens,
+            external=not zero_copy,
+            block_num=launch.block_num,
+            warp_per_block=launch.warp_per_block,
+        )
+        if call_reset:
+            self.reset()
+        return call.out, call.out_weights
+
+    def combine_send(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        indices: torch.Tensor,
+        block_num: int = -1,
+        warp_per_block: int = -1,
+    ) -> CombineResult:
+        """First half of a combine, to be followed by `combine_recv`. Arguments and results as in `combine`.
+
+        For every kernel type but AsyncLL it is the whole combine. RuntimeError while a receive half is missing.
+        """
+        self._require_no_half("combine_send")
+        results = self.combine(input, weights, indices, block_num, -1, warp_per_block)
+        self._outstanding = "combine_recv"
+        return results
+
+    def combine_recv(self, block_num: int = -1, warp_per_block: int = -1) -> None:
+        """Second half of `combine_send`: the views it returned may be read now. RuntimeError without a send."""
+        self._finish_half("combine_recv", "combine_send")
+
+    def get_registered_combine_input_buffer(self, dtype: torch.dtype, hidden_dim: int = -1) -> torch.Tensor:
+        """The buffer that a zero-copy combine reads, as a new (R, hidden_dim or H) tensor of `dtype`; fixed address.
+
+        Its row stride is the h of the combine call: with h < H ask for `hidden_dim=h`. Write the T rows, then combine
+        with `use_external_inp_buf=0`. It may be written again once a later dispatch of this op has completed.
+        TypeError for an unsupported dtype, ValueError for rows larger than the op was built for.
+        """
+        columns = self._limits.hidden_dim if hidden_dim < 0 else hidden_dim
+        check_registered_rows(dtype, columns, self._limits)
+        return self._views.fresh("combine_in_rows", (self._limits.receive_rows, columns), dtype)
+
+    # ---- what happened
+
+    def get_dispatch_src_token_pos(self) -> torch.Tensor:
+        """(T,) int32 view: flat index `rank * (W*M) + token` of the token in each received row of the last dispatch.
+
+        Reads the received count on the host (synchronises on GPUs). See `decode_send_flat_idx`.
+        """
+        self._require_shmem()
+        positions = self._views.get("dispatch_source", (self._limits.receive_rows,), torch.int32)
+        return positions[: self._plan.received]
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank since construction or `reset()`; synchronises on GPUs.
+
+        dispatches, combines: calls. rows_sent, rows_received: lists by peer. no_expert_ids (-1), out_of_range_ids and
+        their sum dropped_ids: entries of `indices` that went nowhere.
+        """
+        self._require_shmem()
+        counters = self._plan.stats()
+        return {**counters, "dropped_ids": counters["no_expert_ids"] + counters["out_of_range_ids"]}
+
+    def check(self) -> None:
+        """Raise the fault of the last faulty call, if nobody has seen it yet; synchronises on GPUs."""
+        self._require_shmem()
+        self._plan.check()
+
+    def reset(self) -> None:
+        """Zero the counters of `stats()`. Never needed between calls, allowed at any time; not collective."""
+        self._require_shmem()
+        self._plan.reset_stats()
+
+    # ---- checks of each call
+
+    def _require_shmem(self) -> None:
+        if not shmem_state.is_current(self._session):
+            raise NotInitialized(
+                "this op was built before mori.shmem was finalised (or in the parent of this forked process): its "
+                "views are still readable; to dispatch or combine, initialise mori.shmem here and build a new op"
+            )
+
+    def _prepare_dispatch(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        indices: torch.Tensor,
+    ) -> DispatchCall:
+        tensors = {"input": input, "weights": weights, "scales": scales, "indices": indices}
+        check_arguments("dispatch", DISPATCH_RULES, tensors, self._limits, self._device)
+        rows, topk = self._limits.receive_rows, self._limits.topk
+        scale_columns = 0 if scales is None or scales.dim() < 2 else scales.shape[1]
+        view = self._views.get
+        return DispatchCall(
+            results=(
+                view("dispatch_rows", (rows, input.shape[1]), input.dtype),
+                view("dispatch_weights", (rows, topk), torch.float32),
+                None if scales is None else view("dispatch_scales", (rows, scale_columns), scales.dtype),
+                view("dispatch_indices", (rows, topk), torch.int32),
+                view("received_count", (1,), torch.int32),
+            ),
+            sizes=tuple(storage_bytes(tensor) for tensor in tensors.values()),
+            sends_scales=scale_columns > 0,
+            ids_are_int32=indices.dtype == torch.int32,
+        )
+
+    def _prepare_combine(
+        self, input: torch.Tensor, weights: torch.Tensor | None, indices: torch.Tensor | None = None
+    ) -> CombineCall:
+        # A tensor without rows is harmless whatever else it is: it asks for the sum of what the other ranks give.
+        weightless = isinstance(weights, torch.Tensor) and weights.numel() == 0
+        tensors = {"input": input, "weights": None if weightless else weights}
+        if not self._ignores_combine_indices:
+            tensors["indices"] = indices
+        check_arguments("combine", COMBINE_RULES, tensors, self._limits, self._device)
+        tokens, topk, view = self._limits.max_tokens, self._limits.topk, self._views.get
+        return CombineCall(
+            out=view("combine_rows", (tokens, input.shape[1]), input.dtype),
+            out_weights=None if weights is None else view("combine_weights", (tokens, topk), torch.float32),
+            input_rows=input.shape[0],
+            input_bytes=storage_bytes(input),
+            weightless=weightless,
+        )
+
+    def _refuse_own_receive_memory(self, tensors: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...]) -> None:
+        """Peers write the receive memory while this rank still reads its arguments."""
+        begin, end = self._receive_begin, self._receive_end
+        for place, size in enumerate(sizes):
+            if size == 0:
+                continue
+            address = tensors[place].data_ptr()  # type: ignore[union-attr]
+            if address < end and address + size > begin:
+                name = tuple(DISPATCH_RULES)[place]
+                raise ValueError(
+                    f"dispatch: {name} overlaps the receive memory of this op, which this very call overwrites: "
+                    f"pass {name}.clone(), or a second op for the second hop"
+                )
+
+    def _combine_tokens(self, indices: torch.Tensor | None) -> int:
+        """Rows of the result: the tokens of the last dispatch, before any the rows of `indices` as far as they fit."""
+        dispatched = self._plan.dispatched_tokens
+        if dispatched is None:
+            return 0 if indices is None else min(indices.shape[0], self._limits.max_tokens)
+        if not self._ignores_combine_indices:
+            check_combine_indices(indices, dispatched)  # type: ignore[arg-type]
+        return dispatched
+
+    def _reads_registered_buffer(self, input: torch.Tensor, call: CombineCall, use_external: int | bool) -> bool:
+        """True for zero copy: the rows are in the registered buffer already. False: they are copied there first."""
+        external = self.config.use_external_inp_buf if use_external < 0 else bool(use_external)
+        address = input.data_ptr()
+        registered = address == self._registered_begin
+        if registered and not external:
+            return True
+        received = self._plan.received
+        if call.input_rows < received:
+            raise ValueError(
+                f"combine: input has {call.input_rows} rows but this rank received {received}: "
+                "pass one row per received row, in that order"
+            )
+        if not registered and address < self._registered_end and address + call.input_bytes > self._registered_begin:
+            raise ValueError(
+                "combine: input overlaps the registered combine buffer but does not start at its first row: "
+                "pass the buffer itself, or a tensor elsewhere"
+            )
+        return registered
+
+    def _launch(self, block_num: int, rdma_block_num: int, warp_per_block: int) -> Launch:
+        return resolve_launch(self.config, self._auto, block_num, rdma_block_num, warp_per_block)
+
+    def _require_no_half(self, call: str) -> None:
+        if self._outstanding is not None:
+            raise RuntimeError(
+                f"{call}: this op has a call in flight, {self._outstanding} is missing: one op has one call in flight"
+            )
+
+    def _finish_half(self, half: str, send: str) -> None:
+        if self._outstanding != half:
+            also = f"; the half that is missing is {self._outstanding}" if self._outstanding else ""
+            raise RuntimeError(f"{half} without a {send} before it{also}")
+        self._outstanding = None

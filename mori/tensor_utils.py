@@ -1,0 +1,67 @@
+"""Tensors over memory that somebody else owns."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# Numbers by which native code names element types.
+_DTYPE_NUMBERS = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float8_e4m3fn": 2,
+    "float8_e4m3fnuz": 3,
+    "int32": 4,
+    "float4_e2m1fn_x2": 5,
+}
+
+
+def dtype_to_int(dtype: torch.dtype) -> int:
+    """Native number of an element type; ValueError for a type without one."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPE_NUMBERS:
+        raise ValueError(f"Unsupported dtype {dtype}; known: {', '.join(_DTYPE_NUMBERS)}")
+    return _DTYPE_NUMBERS[name]
+
+
+def from_gpu_ptr(ptr: int, shape: Sequence[int], dtype: torch.dtype, framework: str = "torch") -> torch.Tensor:
+    """A contiguous tensor over `shape` elements at address `ptr`, without copy and without ownership.
+
+    The memory must outlive the tensor: nothing keeps it alive. `ptr` is host memory, as all memory of this version is.
+    ValueError: a null pointer for a shape with elements, or a framework other than "torch".
+    """
+    if framework != "torch":
+        raise ValueError(f"framework {framework!r} is not supported: mori makes torch tensors only")
+    shape = tuple(shape)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    if not ptr:
+        raise ValueError(f"null pointer for a tensor of shape {shape}")
+    memory = (ctypes.c_uint8 * nbytes).from_address(ptr)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
+class GpuTensorView:
+    """Raw memory as an object that array libraries understand (DLPack). As `from_gpu_ptr`, it owns nothing."""
+
+    def __init__(self, ptr: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.ptr = ptr
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self._tensor = from_gpu_ptr(ptr, self.shape, dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
+def gpu_tensor_view(ptr: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """As `from_gpu_ptr` for torch."""
+    return from_gpu_ptr(ptr, shape, dtype)
