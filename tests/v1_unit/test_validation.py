@@ -1,0 +1,185 @@
+"""The rule tables on plain CPU tensors: what passes, and that errors carry the numbers and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import mori
+from mori.ops.calls import CallMemo, DispatchCall
+from mori.ops.config import check_config
+from mori.ops.validation import (
+    COMBINE_RULES,
+    DISPATCH_RULES,
+    check_arguments,
+    check_combine_indices,
+    check_expert_ids,
+    check_registered_rows,
+)
+
+from .test_config import make_config
+
+CPU = torch.device("cpu")
+LIMITS = check_config(
+    make_config(
+        world_size=2,
+        hidden_dim=32,
+        scale_dim=3,
+        scale_type_size=4,
+        max_token_type_size=2,
+        max_num_inp_token_per_rank=6,
+        num_experts_per_rank=4,
+        num_experts_per_token=5,
+    )
+)
+
+
+def dispatch_tensors(tokens: int = 6) -> dict[str, Any]:
+    return {
+        "input": torch.zeros(tokens, 32, dtype=torch.bfloat16),
+        "weights": torch.zeros(tokens, 5),
+        "scales": torch.zeros(tokens, 3),
+        "indices": torch.zeros(tokens, 5, dtype=torch.int32),
+    }
+
+
+def check(tensors: dict[str, Any]) -> None:
+    check_arguments("dispatch", DISPATCH_RULES, tensors, LIMITS, CPU)
+
+
+LEGAL: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "full": lambda given: given,
+    "nothing to send": lambda given: dispatch_tensors(tokens=0),
+    "no weights": lambda given: given | {"weights": None},
+    "no scales": lambda given: given | {"scales": None},
+    "scales of no columns": lambda given: given | {"scales": torch.zeros(6, 0, dtype=torch.float64)},
+    "an empty tensor for scales": lambda given: given | {"scales": torch.empty(0)},
+    "scales of another type of that size": lambda given: given | {"scales": torch.zeros(6, 3, dtype=torch.int32)},
+    "uint32 ids": lambda given: given | {"indices": given["indices"].view(torch.uint32)},
+    "narrower rows": lambda given: given | {"input": torch.zeros(6, 7, dtype=torch.bfloat16)},
+    "float32 of half the width": lambda given: given | {"input": torch.zeros(6, 16)},
+    "fp8": lambda given: given | {"input": given["input"].to(torch.float8_e4m3fnuz)},
+    "one row of a wider tensor": lambda given: dispatch_tensors(1) | {"input": torch.zeros(6, 64)[:1, :16]},
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_legal_calls_pass(name: str):
+    check(LEGAL[name](dispatch_tensors()))
+
+
+ILLEGAL: dict[str, tuple[str, Callable[[torch.Tensor], Any], type[Exception], tuple[str, ...]]] = {
+    "list": ("input", lambda x: x.tolist(), TypeError, ("torch.Tensor", "list")),
+    "float16": ("input", torch.Tensor.half, mori.UnsupportedDtype, ("float16", "bfloat16", "float8_e4m3fn")),
+    "sparse": ("input", torch.Tensor.to_sparse, ValueError, ("contiguous",)),
+    "more rows": ("input", lambda x: torch.cat([x, x]), ValueError, ("12", "max_num_inp_token_per_rank 6")),
+    "wider": ("input", lambda x: torch.cat([x, x], 1), ValueError, ("64", "hidden_dim 32")),
+    "larger rows": ("input", torch.Tensor.float, ValueError, ("128", "64", "max_token_type_size to 4")),
+    "int64 ids": ("indices", torch.Tensor.long, TypeError, ("int64", "indices.to(torch.int32)")),
+    "bool ids": ("indices", torch.Tensor.bool, TypeError, ("bool", "int32")),
+    "too few ids": ("indices", lambda x: x[:5], ValueError, ("5", "6")),
+    "flat ids": ("indices", lambda x: x.flatten(), ValueError, ("2 dimensions", "(30,)")),
+    "another top-k": ("indices", lambda x: x[:, :4].clone(), ValueError, ("4", "num_experts_per_token 5")),
+    "bf16 weights": ("weights", torch.Tensor.bfloat16, TypeError, ("bfloat16", "weights.float()")),
+    "strided weights": ("weights", lambda x: x.t().contiguous().t(), ValueError, ("weights.contiguous()",)),
+    "byte scales": ("scales", lambda x: x.to(torch.uint8), TypeError, ("1 bytes", "scale_type_size 4")),
+    "wide scales": ("scales", lambda x: torch.zeros(6, 4), ValueError, ("4", "scale_dim 3")),
+    "other device": ("scales", lambda x: x.to("meta"), ValueError, ("device meta", "cpu")),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal_arguments_are_named_with_both_numbers(name: str):
+    argument, change, error, words = ILLEGAL[name]
+    given = dispatch_tensors()
+    with pytest.raises(error) as caught:
+        check(given | {argument: change(given[argument])})
+    message = str(caught.value)
+    assert message.startswith(f"dispatch: {argument} ")
+    assert all(word in message for word in words), message
+
+
+def test_unsupported_dtype_is_what_releases_raise():
+    with pytest.raises(KeyError):
+        check(dispatch_tensors() | {"input": torch.zeros(6, 32, dtype=torch.float16)})
+
+
+def test_combine_adds_only_what_it_can_add():
+    for dtype, error in (
+        (torch.float8_e4m3fn, TypeError),
+        (torch.float4_e2m1fn_x2, TypeError),
+        (torch.int32, mori.UnsupportedDtype),
+    ):
+        rows = torch.zeros(6, 32, dtype=torch.uint8)
+        with pytest.raises(error, match=str(dtype)):
+            given = {"input": rows.to(dtype) if dtype is torch.int32 else rows.view(dtype), "weights": None}
+            check_arguments("combine", COMBINE_RULES, given, LIMITS, CPU)
+
+
+def test_ids_are_named_by_token_and_column():
+    ids = torch.full((6, 5), -1, dtype=torch.int32)
+    ids[0] = torch.tensor([0, 1, 6, 7, -1])
+    check_expert_ids(ids, LIMITS)
+    for bad in (8, 2**30, -2, -(2**31)):
+        ids[4, 3] = bad
+        with pytest.raises(ValueError, match=rf"indices\[4, 3\] is {bad};.*0\.\.7"):
+            check_expert_ids(ids, LIMITS)
+
+
+def test_combine_indices_are_counted_not_read():
+    static = mori.ops.EpDispatchCombineOp._check_combine_indices
+    static(torch.zeros(6, 1, dtype=torch.int64), 6)
+    with pytest.raises(ValueError, match="24 rows but this rank dispatched 6.*out_idx"):
+        check_combine_indices(torch.zeros(24, 5, dtype=torch.int32), 6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "error"),
+    [
+        (torch.bfloat16, 32, None),
+        (torch.float32, 16, None),
+        (torch.float32, 17, ValueError),
+        (torch.bfloat16, 33, ValueError),
+        (torch.bfloat16, 0, ValueError),
+        (torch.float16, 32, TypeError),
+    ],
+)
+def test_registered_buffer_fits_what_the_op_was_built_for(
+    dtype: torch.dtype, columns: int, error: type[Exception] | None
+):
+    if error is None:
+        check_registered_rows(dtype, columns, LIMITS)
+    else:
+        with pytest.raises(error):
+            check_registered_rows(dtype, columns, LIMITS)
+
+
+def test_a_call_is_checked_once_per_metadata():
+    prepared: list[tuple[Any, ...]] = []
+
+    def prepare(*tensors: torch.Tensor | None) -> DispatchCall:
+        prepared.append(tensors)
+        return DispatchCall((), (), sends_scales=False, ids_are_int32=True)
+
+    memo: CallMemo[DispatchCall] = CallMemo(enabled=True)
+    rows = torch.zeros(4, 8)
+    first = memo.find(prepare, rows, None)
+    assert memo.find(prepare, torch.ones(4, 8), None) is first
+    assert len(prepared) == 1
+    for other in (rows[:3], rows.bfloat16(), torch.zeros(8, 4).t(), rows.to("meta"), rows.view(2, 16)):
+        assert memo.find(prepare, other, None) is not first
+    assert memo.find(prepare, rows, rows) is not first
+    assert len(prepared) == 7
+
+
+def test_a_refused_call_is_refused_again():
+    def refuse(*tensors: torch.Tensor | None) -> DispatchCall:
+        raise ValueError("no")
+
+    memo: CallMemo[DispatchCall] = CallMemo(enabled=True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            memo.find(refuse, torch.zeros(2))
