@@ -62,7 +62,7 @@ class Lobby:
         self._deadline = time.monotonic() + timeout_s
         self._gone = False  # "go" has been said
         self._failure: MoriError | None = None
-        self._nranks = 0  # as the first rank to register says
+        self._nranks = 0  # the largest that any rank has stated
         self._told: set[int] = set()  # ranks that know the failure, or are gone
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Lobby:
 
     def _seat(self, guest: Guest, seat: _Seat) -> None:
         self._deadline = max(self._deadline, seat.deadline)
-        self._nranks = self._nranks or seat.nranks
+        self._nranks = max(self._nranks, seat.nranks)
         objection = self._objection(guest.rank, seat)
         if objection:
             self._fail(BootstrapError(objection))
