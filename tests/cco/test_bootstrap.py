@@ -311,11 +311,9 @@ def test_a_forked_child_does_not_keep_the_listener() -> None:
 import os, sys
 from mori.cco.unique_id import get_unique_id
 unique_id = get_unique_id()
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
+    print(bytes(unique_id).hex(), flush=True)
     sys.stdin.read()
-    os._exit(0)
-print(bytes(unique_id).hex(), flush=True)
 os._exit(0)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as creator:
