@@ -37,7 +37,7 @@ std::optional<CommFault> Communicator::fault() const {
 }
 
 void Communicator::abort(AbortKind kind, Phase phase, u32 peer, u64 call, u64 expected, u64 seen) {
-  abort_all<HostTarget>(symmetric(), AbortCause::encode(kind, phase, peer, call), expected, seen);
+  abort_all<HostTarget>(symmetric(), nullptr, AbortCause::encode(kind, phase, peer, call), expected, seen);
 }
 
 bool Communicator::has_left(u32 peer) const {

@@ -16,6 +16,12 @@
 #define MORI_DEVICE inline __attribute__((always_inline))
 #endif
 
+#if defined(__CUDACC__) || defined(__clang__)
+#define MORI_UNROLL _Pragma("unroll")
+#else
+#define MORI_UNROLL  // g++ vectorises instead
+#endif
+
 namespace mori {
 inline namespace MORI_VARIANT {
 
@@ -41,6 +47,15 @@ MORI_SHARED_CODE constexpr Integer larger(Integer a, Integer b) {
 MORI_SHARED_CODE constexpr u64 align_up(u64 value, u64 alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
+
+MORI_DEVICE u32 population(u64 mask) {
+#if defined(__CUDA_ARCH__)
+  return u32(__popcll(mask));
+#else
+  return u32(__builtin_popcountll(mask));
+#endif
+}
+MORI_DEVICE u64 bits_below(u32 bit) { return bit >= 64 ? ~0ull : (1ull << bit) - 1; }
 
 MORI_SHARED_CODE constexpr u64 divide_up(u64 value, u64 divisor) { return (value + divisor - 1) / divisor; }
 

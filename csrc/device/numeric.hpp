@@ -7,8 +7,13 @@
 namespace mori {
 inline namespace MORI_VARIANT {
 
+#if defined(__CUDA_ARCH__)
+MORI_DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
+MORI_DEVICE u32 bits_of_float(float value) { return __float_as_uint(value); }
+#else
 MORI_DEVICE float float_of_bits(u32 bits) { return __builtin_bit_cast(float, bits); }
 MORI_DEVICE u32 bits_of_float(float value) { return __builtin_bit_cast(u32, value); }
+#endif
 
 // A codec turns stored elements into f32 and back. `Stored` is the element as it lies in a row.
 struct Float32 {

@@ -5,8 +5,10 @@
 //   block() blocks() warp() warps() lane() thread() threads()     where am I
 //   ballot(p) sync_warp() sync_block() scratch()                  inside a block
 //   load/store_system, exchange_claim  single 64-bit words that peers touch; relaxed
-//   load_device, add_device, add_block atomics inside this rank / inside this block; relaxed
-//   release_system() acquire_system()  fences; what they order is argued at each use
+//   add_device, count, add_block       atomics inside this rank / inside this block; relaxed
+//   release_wave()                     what a storing wave does before the block barrier, so that a
+//   release_system() acquire_system()  ... fence by one thread behind it covers the whole block
+//   load_vector() store_vector()       part of a row, as elements
 //   notify(control) / Waiter           how a waiter learns of a word, and gives up the core meanwhile
 //   fan_out(...)                       one row to several places
 //   pause_for_test(...)                artificial delays, null unless a test asks for them
@@ -45,7 +47,9 @@ struct HostPlace {
 class HostTarget {
  public:
   static constexpr u32 lanes = 1;
-  static constexpr u32 reduce_elements = 64;  // elements a lane adds up at once; the compiler vectorises over them
+  static constexpr u32 vector_bytes = 128;  // what a lane adds up at once; the compiler vectorises over it
+  static constexpr u32 vector_alignment = 1;
+  static constexpr u32 vectors_in_flight = 1;
 
   explicit HostTarget(const HostPlace& place) : place_(place) {}
 
@@ -67,9 +71,8 @@ class HostTarget {
   static u64 load_system(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
   static u32 load_system(const u32* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
   static void store_system(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
-  static u64 load_device(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
-  static u32 add_device(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
-  static u64 add_device(u64* word, u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
+  static u32 add_device(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
+  static void count(u64* word, u64 value) { __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
   static void add_block(u32* word, u32 value) { *word += value; }  // a block is one thread
   static bool exchange_claim(u64* word, u64 desired) {
     u64 expected = 0;
@@ -78,6 +81,7 @@ class HostTarget {
 
   // x86 keeps ordinary stores in order, but not the non-temporal ones that fan_out may use: those sit in
   // write-combining buffers until an sfence. On arm64 the C++ fence is a full dmb.
+  static void release_wave() {}  // a block is one thread
   static void release_system() {
 #if defined(__x86_64__)
     _mm_sfence();
@@ -159,6 +163,15 @@ class HostTarget {
         __builtin_memcpy(targets[i].address + begin, row + begin, end - begin);
       }
     }
+  }
+
+  template <class Stored, u32 elements>
+  static void load_vector(Stored (&to)[elements], const u8* from) {
+    __builtin_memcpy(to, from, sizeof to);
+  }
+  template <class Stored, u32 elements>
+  static void store_vector(u8* to, const Stored (&from)[elements]) {
+    __builtin_memcpy(to, from, sizeof from);
   }
 
   static void pause_for_test(u64 ns) { mori_host_sleep_ns(ns); }

@@ -11,6 +11,7 @@ inline namespace MORI_VARIANT {
 
 struct WaitContext {
   Symmetric symmetric;
+  CommControl* twin;
   u64 timeout_ns;
   u64 call;
 };
@@ -39,9 +40,16 @@ MORI_DEVICE void post_abort(CommControl* control, u64 cause, u64 expected, u64 s
   T::notify(control);
 }
 
+// What the twin says about a peer that this rank waits for; the rarer half of a wait's checks.
+template <class T>
+MORI_DEVICE bool has_left(const WaitContext& context, u32 peer) {
+  const CommControl* told = context.twin != nullptr ? context.twin : context.symmetric.control(context.symmetric.rank);
+  return T::load_system(&told->peer_state[peer]) == u32(PeerState::left);
+}
+
 // Sets the own abort word, then hands the first cause (ours or one that came before) to every live peer.
 template <class T>
-MORI_DEVICE void abort_all(const Symmetric& symmetric, u64 cause, u64 expected, u64 seen) {
+MORI_DEVICE void abort_all(const Symmetric& symmetric, CommControl* twin, u64 cause, u64 expected, u64 seen) {
   CommControl* own = symmetric.control(symmetric.rank);
   post_abort<T>(own, cause, expected, seen, symmetric.rank);
   const u64 first = T::load_system(&own->abort_cause);
@@ -50,6 +58,13 @@ MORI_DEVICE void abort_all(const Symmetric& symmetric, u64 cause, u64 expected, 
     cause = first;
     expected = T::load_system(&own->abort_expected);
     seen = T::load_system(&own->abort_seen);
+  }
+  if (twin != nullptr) {  // details before the cause: the host reads them once it sees the cause
+    T::store_system(&twin->device_expected, expected);
+    T::store_system(&twin->device_seen, seen);
+    T::store_system(&twin->device_origin, symmetric.rank);
+    T::release_system();
+    T::store_system(&twin->device_cause, cause);
   }
   for (u32 peer = 0; peer < symmetric.world_size; ++peer) {
     if (peer == symmetric.rank || !is_live<T>(own, peer)) continue;
@@ -73,8 +88,14 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
     AbortKind trouble = AbortKind::none;
     if (verdict == Verdict::ahead) trouble = AbortKind::out_of_step;
     if (trouble == AbortKind::none && is_aborted<T>(own)) return false;
-    if (trouble == AbortKind::none && waiter.patient() &&
-        T::load_system(&own->peer_state[peer]) == u32(PeerState::left)) {
+    if (trouble == AbortKind::none && waiter.patient() && context.twin != nullptr) {
+      const u64 cause = T::load_system(&context.twin->abort_cause);
+      if (cause != 0) {  // the watcher noticed a death
+        abort_all<T>(context.symmetric, context.twin, cause, 0, 0);
+        return false;
+      }
+    }
+    if (trouble == AbortKind::none && waiter.patient() && has_left<T>(context, peer)) {
       // The peer stored its last words before it left: look once more, after its farewell.
       T::acquire_system();
       found = T::load_system(word);
@@ -83,7 +104,8 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
     }
     if (trouble == AbortKind::none && waiter.expired()) trouble = AbortKind::peer_timeout;
     if (trouble != AbortKind::none) {
-      abort_all<T>(context.symmetric, AbortCause::encode(trouble, phase, peer, context.call), expected, found);
+      abort_all<T>(context.symmetric, context.twin, AbortCause::encode(trouble, phase, peer, context.call), expected,
+                   found);
       return false;
     }
     waiter.rest();

@@ -55,7 +55,7 @@ class Combine {
     if (heard) heard = compare_headers(s, scratch.header).kind == CallFaultKind::none;
     reduce_share(heard);
     s.delay(DelayPoint::folded);
-    if (s.arrive_last() && t.thread() == 0) record();
+    if (s.count_in(&s.state->arrived) == t.blocks() && t.thread() == 0) record();
   }
 
  private:
@@ -103,28 +103,18 @@ class Combine {
     bool publish = chunks == 0 && s.flags->is_first != 0;
     for (u32 chunk = claim(); chunk < chunks; chunk = claim()) {
       stage_rows(chunk * stage_chunk_rows, smaller(rows, (chunk + 1) * stage_chunk_rows));
-      publish = finish_chunk() == chunks || publish;
+      publish = s.count_in(&s.state->staged) == chunks || publish;
     }
     if (!publish) return;
     // Staged rows: released by the waves that wrote them, counted in `staged` (device scope), and released once more
     // here before the header. In zero copy the rows are an earlier kernel's writes: the release covers those too.
-    T::acquire_system();
-    T::release_system();
+    if (t.thread() < s.world()) T::release_system();
     send_header(s, {a.row_bytes, a.dtype, CallKind::combine, a.weights != nullptr, 0});
   }
 
   MORI_DEVICE u32 claim() {
     t.sync_block();
     if (t.thread() == 0) s.flags->chunk = T::add_device(&s.state->stage_ticket, 1);
-    t.sync_block();
-    return s.flags->chunk;
-  }
-
-  // How many chunks are finished, this one included.
-  MORI_DEVICE u32 finish_chunk() {
-    T::release_system();
-    t.sync_block();
-    if (t.thread() == 0) s.flags->chunk = T::add_device(&s.state->staged, 1) + 1;
     t.sync_block();
     return s.flags->chunk;
   }
@@ -170,8 +160,8 @@ class Combine {
       const u32 count = heard && token < s.state->tokens ? find_sources(token, sources) : 0;
       t.sync_warp();
       const RowPart bytes(a.row_bytes, part, a.parts);
-      Stored* out = s.ep.template own<Stored>(RegionId::combine_rows, u64(token) * a.row_bytes);
-      add_rows(sources, count, out, u32(bytes.begin / sizeof(Stored)), u32(bytes.end / sizeof(Stored)));
+      u8* out = s.ep.template own<u8>(RegionId::combine_rows, u64(token) * a.row_bytes);
+      add_rows(sources, count, out, bytes.begin, bytes.end);
       if (part == 0 && a.weights != nullptr) add_weights(sources, count, token);
       t.sync_warp();
     }
@@ -200,21 +190,64 @@ class Combine {
     return count;
   }
 
-  MORI_DEVICE void add_rows(const RowSource* sources, u32 count, Stored* out, u32 begin, u32 end) {
-    constexpr u32 step = T::reduce_elements;
-    u32 at = begin + t.lane() * step;
-    for (; at + step <= end; at += T::lanes * step) add_elements<step>(sources, count, out, at);
-    for (; at < end; ++at) add_elements<1>(sources, count, out, at);  // the one lane whose step is cut short
+  // Bytes [begin, end) of the rows: whole vectors first, what is left by single elements.
+  MORI_DEVICE void add_rows(const RowSource* sources, u32 count, u8* out, u64 begin, u64 end) {
+    constexpr u64 vector = T::vector_bytes, stride = T::lanes * vector;
+    u64 rest = begin;
+    if (a.row_bytes % T::vector_alignment == 0) {
+      rest = end - (end - begin) % vector;
+      for (u64 at = begin + t.lane() * vector; at < rest; at += T::vectors_in_flight * stride) {
+        add_vectors(sources, count, out, at, rest, stride);
+      }
+    }
+    for (u64 at = rest + t.lane() * sizeof(Stored); at < end; at += T::lanes * sizeof(Stored)) {
+      float sum = 0.0f;
+      for (u32 i = 0; i < count; ++i) sum += Codec::decode(*reinterpret_cast<const Stored*>(sources[i].row + at));
+      *reinterpret_cast<Stored*>(out + at) = Codec::encode(sum);
+    }
   }
 
-  template <u32 step>
-  MORI_DEVICE void add_elements(const RowSource* sources, u32 count, Stored* out, u32 at) {
-    float sum[step] = {};
-    for (u32 i = 0; i < count; ++i) {
-      const Stored* row = reinterpret_cast<const Stored*>(sources[i].row) + at;
-      for (u32 e = 0; e < step; ++e) sum[e] += Codec::decode(row[e]);
+  // Several vectors of a lane at once, and two rows at once, keep loads under way; the order of addition stays.
+  MORI_DEVICE void add_vectors(const RowSource* sources, u32 count, u8* out, u64 at, u64 end, u64 stride) {
+    constexpr u32 flight = T::vectors_in_flight, elements = T::vector_bytes / sizeof(Stored);
+    float sum[flight][elements] = {};
+    Stored first[flight][elements], second[flight][elements];
+    u32 i = 0;
+    for (; i + 2 <= count; i += 2) {
+      fetch(first, sources[i].row, at, end, stride);
+      fetch(second, sources[i + 1].row, at, end, stride);
+      add(sum, first);
+      add(sum, second);
     }
-    for (u32 e = 0; e < step; ++e) out[at + e] = Codec::encode(sum[e]);
+    if (i < count) {
+      fetch(first, sources[i].row, at, end, stride);
+      add(sum, first);
+    }
+    MORI_UNROLL
+    for (u32 v = 0; v < flight; ++v) {
+      if (at + v * stride >= end) break;
+      Stored rounded[elements];
+      MORI_UNROLL
+      for (u32 e = 0; e < elements; ++e) rounded[e] = Codec::encode(sum[v][e]);
+      T::store_vector(out + at + v * stride, rounded);
+    }
+  }
+
+  template <u32 flight, u32 elements>
+  MORI_DEVICE void fetch(Stored (&held)[flight][elements], const u8* row, u64 at, u64 end, u64 stride) {
+    MORI_UNROLL
+    for (u32 v = 0; v < flight; ++v) {
+      if (at + v * stride < end) T::load_vector(held[v], row + at + v * stride);
+    }
+  }
+
+  template <u32 flight, u32 elements>
+  MORI_DEVICE void add(float (&sum)[flight][elements], const Stored (&held)[flight][elements]) {
+    MORI_UNROLL
+    for (u32 v = 0; v < flight; ++v) {
+      MORI_UNROLL
+      for (u32 e = 0; e < elements; ++e) sum[v][e] += Codec::decode(held[v][e]);
+    }
   }
 
   MORI_DEVICE void add_weights(const RowSource* sources, u32 count, u32 token) {

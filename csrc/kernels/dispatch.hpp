@@ -80,7 +80,7 @@ class Dispatch {
       if (fault.kind == CallFaultKind::none) copy_share();
     }
     s.delay(DelayPoint::copied);
-    if (s.arrive_last()) finish(fault);
+    if (s.count_in(&s.state->arrived) == t.blocks()) finish(fault);
   }
 
  private:
@@ -274,17 +274,17 @@ class Dispatch {
       for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
       map[k] = kept ? d * a.ep.shape.flat_stride() + scratch.base[d] + scratch.position[i * s.world() + d]
                     : a.ep.shape.null_index();
-      if (d == ~0u) T::add_device(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
+      if (d == ~0u) T::count(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
     }
   }
 
-  // Rows word: stored by the last block after every block's stores were released (arrive_last) and once more
+  // Rows word: stored by the last block after every block's stores were released (count_in) and once more
   // released here; read by the peer's last block, which acquires before its kernel ends, so that later kernels
   // on its stream read the rows plainly.
   MORI_DEVICE void finish(const CallFault& fault) {
     bool complete = !is_aborted<T>(s.comm);
     if (complete) {
-      T::release_system();
+      if (t.thread() < s.world()) T::release_system();
       for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
         if (s.live(peer)) s.send_word(peer, s.words.rows(s.parity, s.rank()), FlagWord::encode(s.call));
       }

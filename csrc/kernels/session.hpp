@@ -21,9 +21,9 @@ enum class DelayPoint : u32 {
 // Head of a block's scratch memory; the arrays of each kernel follow it.
 struct BlockFlags {
   u32 is_first;  // this block took ticket 0: it speaks to the peers
-  u32 is_last;   // this block arrived last: it ends the call
   u32 failed;    // some thread's wait ended by an abort
-  u32 chunk;     // staging chunk that this block works on
+  u32 chunk;     // what thread 0 drew for the block: a staging chunk, a count
+  u32 unused;
 };
 
 template <class T>
@@ -39,7 +39,7 @@ class Session {
         // Written by the last block of the previous call, an earlier kernel of this stream: read plainly.
         call(state->call + 1),
         parity(u32(call & 1)),
-        wait{args.symmetric, args.timeout_ns, call} {}
+        wait{args.symmetric, args.twin, args.timeout_ns, call} {}
 
   MORI_DEVICE u32 rank() const { return ep.symmetric.rank; }
   MORI_DEVICE u32 world() const { return ep.symmetric.world_size; }
@@ -56,15 +56,19 @@ class Session {
     delay(DelayPoint::entered);
   }
 
-  // True in all threads of the block that arrives last. Every storing wave has made its stores visible to the
-  // system before the barrier; the counter (device scope) then orders all blocks' stores before the last one's.
-  MORI_DEVICE bool arrive_last() {
-    T::release_system();
+  // Counts this block into `counter` and returns the new count in all threads. Every storing wave has released its
+  // stores before the barrier and thread 0 releases the block's before it counts; whoever finds the count complete
+  // acquires, so that what it sends then comes after every block's stores.
+  MORI_DEVICE u32 count_in(u32* counter) {
+    T::release_wave();
     target.sync_block();
-    if (target.thread() == 0) flags->is_last = T::add_device(&state->arrived, 1) + 1 == target.blocks();
+    if (target.thread() == 0) {
+      T::release_system();
+      flags->chunk = T::add_device(counter, 1) + 1;
+      T::acquire_system();
+    }
     target.sync_block();
-    if (flags->is_last != 0) T::acquire_system();
-    return flags->is_last != 0;
+    return flags->chunk;
   }
 
   // By one thread of the last block, when no other block of this call runs any more.
@@ -126,9 +130,6 @@ struct RowPart {
     end = smaller<u64>(begin + size, row_bytes);
   }
 };
-
-MORI_DEVICE u32 population(u64 mask) { return u32(__builtin_popcountll(mask)); }
-MORI_DEVICE u64 bits_below(u32 bit) { return bit >= 64 ? ~0ull : (1ull << bit) - 1; }
 
 }  // namespace MORI_VARIANT
 }  // namespace mori

@@ -24,7 +24,8 @@ struct AbortCause {
 };
 
 // Written by this rank, by its peers' kernels and by watcher threads. Fields that different writers touch
-// lie on different cache lines.
+// lie on different cache lines. A rank on a GPU has a second one, the *twin*, in host memory that its GPU maps and
+// its peers' processes share: watchers and leaving ranks write there, and kernels look at it while they wait.
 struct CommControl {
   // Fault mailbox. Whoever moves `abort_claim` from 0 writes the details, then stores the cause (release);
   // a reader that sees the cause (acquire) may read the details.
@@ -33,6 +34,11 @@ struct CommControl {
   u64 abort_expected;
   u64 abort_seen;
   u64 abort_origin;
+  // In the twin only: the abort word of this rank's own GPU, mirrored for the host to see.
+  alignas(64) u64 device_cause;
+  u64 device_expected;
+  u64 device_seen;
+  u64 device_origin;
   // Host doorbell: whoever stores a word this rank may wait for adds 1 to the value and wakes waiters.
   alignas(64) u32 doorbell_value;
   u32 doorbell_waiters;

@@ -17,6 +17,7 @@ struct EpArgs {
   u64 window;  // offset of the op's window in every slice
   EpShape shape;
   EpLayout layout;
+  CommControl* twin;  // GPUs: this rank's control block in host memory; null on the host target
   u64 timeout_ns;
   void* profiler;     // null: tracing is off
   u32 test_delay_us;  // 0: no artificial delays

@@ -1,0 +1,182 @@
+// The NVIDIA target, sm_90 and later: 32 lanes, relaxed 64-bit words, fences where ranks meet. See target_host.hpp
+// for what a target offers.
+//
+// Memory order. A fence by one thread behind a block barrier is cumulative in the PTX model: bar.sync orders the
+// other threads' earlier stores before it, and fence.acq_rel.sys extends that order to the system. So release_wave()
+// is empty here, and one release_system() after the barrier covers the block.
+#pragma once
+
+#include "../layout/comm_control.hpp"
+#include "base.hpp"
+
+namespace mori {
+inline namespace MORI_VARIANT {
+
+struct RowTarget {
+  u8* address;
+};
+
+extern __shared__ __align__(16) u8 mori_block_scratch[];
+
+class CudaTarget {
+ public:
+  static constexpr u32 lanes = 32;
+  static constexpr u32 vector_bytes = 16;
+  static constexpr u32 vector_alignment = 16;
+  static constexpr u32 vectors_in_flight = 4;  // loads that a lane has under way before it uses the first
+
+  __device__ u32 block() const { return blockIdx.x; }
+  __device__ u32 blocks() const { return gridDim.x; }
+  __device__ u32 warp() const { return threadIdx.x / lanes; }
+  __device__ u32 warps() const { return blockDim.x / lanes; }
+  __device__ u32 lane() const { return threadIdx.x % lanes; }
+  __device__ u32 thread() const { return threadIdx.x; }
+  __device__ u32 threads() const { return blockDim.x; }
+  MORI_DEVICE static u64 ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
+  MORI_DEVICE static void sync_warp() { __syncwarp(); }
+  MORI_DEVICE static void sync_block() { __syncthreads(); }
+  template <class Type>
+  MORI_DEVICE static Type* scratch() {
+    return reinterpret_cast<Type*>(mori_block_scratch);
+  }
+
+  MORI_DEVICE static u64 load_system(const u64* word) {
+    u64 value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+  }
+  MORI_DEVICE static u32 load_system(const u32* word) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+  }
+  MORI_DEVICE static void store_system(u64* word, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  MORI_DEVICE static u32 add_device(u32* word, u32 value) {
+    u32 old;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+  }
+  MORI_DEVICE static void count(u64* word, u64 value) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  MORI_DEVICE static void add_block(u32* word, u32 value) { atomicAdd_block(word, value); }
+  MORI_DEVICE static bool exchange_claim(u64* word, u64 desired) {
+    u64 old;
+    asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], 0, %2;" : "=l"(old) : "l"(word), "l"(desired) : "memory");
+    return old == 0;
+  }
+
+  MORI_DEVICE static void release_wave() {}
+  MORI_DEVICE static void release_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+  MORI_DEVICE static void acquire_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+  MORI_DEVICE static void notify(CommControl*) {}  // pollers see the word itself
+
+  class Waiter {
+   public:
+    MORI_DEVICE Waiter(const CudaTarget&, CommControl*, u64 timeout_ns) : timeout_ns_(timeout_ns) {}
+    MORI_DEVICE void arm() {}
+    MORI_DEVICE void rest() {
+      patient_ = false;
+      if (++turns_ % 32 != 0) return;
+      const u64 now = clock_ns();
+      if (start_ns_ == 0) start_ns_ = last_ns_ = now;
+      patient_ = now - last_ns_ > 20'000;
+      if (patient_) last_ns_ = now;
+      waited_ns_ = now - start_ns_;
+    }
+    // True about every 20 microseconds: time for the checks that reach beyond this GPU.
+    MORI_DEVICE bool patient() const { return patient_; }
+    MORI_DEVICE bool expired() const { return waited_ns_ > timeout_ns_; }
+
+   private:
+    u64 timeout_ns_, start_ns_ = 0, last_ns_ = 0, waited_ns_ = 0;
+    u32 turns_ = 0;
+    bool patient_ = false;
+  };
+
+  // A row that peers wrote before a word that this thread has acquired. Volatile keeps it behind the fence.
+  template <class Stored, u32 elements>
+  MORI_DEVICE static void load_vector(Stored (&to)[elements], const u8* address) {
+    static_assert(sizeof to == vector_bytes);
+    Vector v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(address));
+    constexpr u32 per_word = 4 / sizeof(Stored);
+    MORI_UNROLL
+    for (u32 e = 0; e < elements; ++e) to[e] = Stored(v.word[e / per_word] >> (e % per_word * 8 * sizeof(Stored)));
+  }
+  template <class Stored, u32 elements>
+  MORI_DEVICE static void store_vector(u8* address, const Stored (&from)[elements]) {
+    static_assert(sizeof from == vector_bytes);
+    Vector v{};
+    constexpr u32 per_word = 4 / sizeof(Stored);
+    MORI_UNROLL
+    for (u32 e = 0; e < elements; ++e) v.word[e / per_word] |= u32(from[e]) << (e % per_word * 8 * sizeof(Stored));
+    store_vector(address, v);
+  }
+
+  MORI_DEVICE static u64 clock_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
+  MORI_DEVICE static void pause_for_test(u64 ns) {
+    const u64 end = clock_ns() + ns;
+    while (clock_ns() < end) {
+    }
+  }
+
+  // Bytes [begin, end) of a row to every target; the row is read once. Four loads per lane are under way at a time.
+  MORI_DEVICE void fan_out(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end, bool) const {
+    u64 all = reinterpret_cast<u64>(row) | begin | end;
+    for (u32 i = 0; i < count; ++i) all |= reinterpret_cast<u64>(targets[i].address);
+    if (all % vector_bytes != 0) return copy_bytes(targets, count, row, begin, end);
+    constexpr u64 stride = lanes * vector_bytes;
+    for (u64 at = begin + lane() * vector_bytes; at < end; at += vectors_in_flight * stride) {
+      Vector held[vectors_in_flight];
+      MORI_UNROLL
+      for (u32 v = 0; v < vectors_in_flight; ++v) {
+        if (at + v * stride < end) held[v] = load_vector_once(row + at + v * stride);
+      }
+      for (u32 i = 0; i < count; ++i) {
+        u8* to = targets[i].address + at;
+        MORI_UNROLL
+        for (u32 v = 0; v < vectors_in_flight; ++v) {
+          if (at + v * stride < end) store_vector(to + v * stride, held[v]);
+        }
+      }
+    }
+  }
+
+ private:
+  struct Vector {
+    u32 word[4];
+  };
+
+  MORI_DEVICE static Vector load_vector_once(const u8* address) {  // rows that nobody writes during this kernel
+    Vector v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(address));
+    return v;
+  }
+  MORI_DEVICE static void store_vector(u8* address, const Vector& v) {
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.word[0]), "r"(v.word[1]),
+                 "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
+  }
+
+  MORI_DEVICE void copy_bytes(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end) const {
+    for (u64 at = begin + lane(); at < end; at += lanes) {
+      const u8 held = row[at];
+      for (u32 i = 0; i < count; ++i) targets[i].address[at] = held;
+    }
+  }
+};
+
+}  // namespace MORI_VARIANT
+}  // namespace mori
