@@ -1,0 +1,217 @@
+"""The system that the explorer walks: ranks x blocks that take the steps of `dispatch.py` and `combine.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import combine, dispatch, steps
+from .explorer import Violation
+from .program import COMBINE, DISPATCH, Program
+from .turn import (
+    ABORTED,
+    BLOCK_DONE,
+    GAVE_UP,
+    IDLE_KERNEL,
+    LOST,
+    OUT,
+    OUT_OF_STEP,
+    RANK_ENDED,
+    ROWS,
+    Handler,
+    Layout,
+    OutOfStep,
+    State,
+    Turn,
+    dispatched_row,
+)
+
+# every wait and the poll of the abort word in it
+WAITS = {
+    "dispatch wait": "abort.poll_dispatch_wait",
+    "dispatch rows wait": "abort.poll_rows_wait",
+    "combine entered wait": "abort.poll_entered_wait",
+    "combine wait": "abort.poll_combine_wait",
+}
+
+
+class Machine:
+    """The system that the explorer walks: ranks x blocks taking the steps of `dispatch.py` and `combine.py`."""
+
+    def __init__(self, program: Program, without: str | None = None) -> None:
+        self.program, self.layout = program, Layout(program)
+        self.has = {name: name != without for name in steps.NAMES}
+        if without is not None and without not in self.has:
+            raise ValueError(f"no step is called {without!r}; steps.py lists them")
+        self.offset = program.call_offset or (0,) * program.ranks
+        self.handlers: dict[str, Handler] = {**dispatch.HANDLERS, **combine.HANDLERS}
+        self.first_steps = {DISPATCH: dispatch.first_step, COMBINE: combine.first_step}
+        # with one block per rank and no fault these steps touch nothing that another block sees: taken at once, alone
+        alone = program.blocks == 1 and program.mortal is None and not program.out_of_step
+        self.private = combine.PRIVATE if alone else frozenset()
+
+    # -- System -------------------------------------------------------------------------------------------------
+
+    def initial(self) -> State:
+        at, program = self.layout, self.program
+        everything = (1 << at.locations) - 1
+        cells: list[Any] = [0] * at.cells
+        cells[at.kernel : at.block] = [IDLE_KERNEL] * at.ranks
+        cells[at.carried : at.abort] = [everything] * (at.abort - at.carried)
+        for rank in range(at.ranks):
+            cells[at.alive + rank] = rank in program.live
+            cells[at.rank + rank] = (-1, DISPATCH, 0, (-1,) * at.ranks)
+            for block in range(at.blocks):
+                cells[at.block + rank * at.blocks + block] = (RANK_ENDED, None, everything, everything, 0)
+        for rank in program.live:
+            turn = Turn(self, tuple(cells), rank, 0)
+            cells = self.begin(turn, -1, DISPATCH, 0, (-1,) * at.ranks)
+        return tuple(cells)
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        at = self.layout
+        found: list[tuple[str, State]] = []
+        for rank in self.program.live:
+            if not state[at.alive + rank]:
+                continue
+            ended = True
+            for block in range(at.blocks):
+                step = state[at.block + rank * at.blocks + block][0]
+                if step == RANK_ENDED:
+                    continue
+                ended = False
+                if step == BLOCK_DONE:
+                    continue
+                taken = list(self.take(state, rank, block, step))
+                if taken and step in self.private:
+                    return iter(taken)
+                found += taken
+            found += self.fates(state, rank, ended)
+        return iter(found)
+
+    def take(self, state: State, rank: int, block: int, step: str) -> Iterator[tuple[str, State]]:
+        handler, choices = self.handlers[step]
+        for choice in choices:
+            turn = Turn(self, state, rank, block)
+            turn.what = step
+            try:
+                try:
+                    moved = handler(turn, choice) if len(choices) > 1 else handler(turn)
+                except OutOfStep as seen:
+                    if not self.program.out_of_step and not turn.aborted:
+                        raise Violation(f"rank {rank} in call {turn.call} {seen}") from None
+                    turn.what += f": {seen}, aborts"
+                    turn.abort("abort.tell_peers", OUT_OF_STEP, counted_in=step == "dispatch rows wait")
+                    moved = True
+            except Violation as violation:
+                violation.label = self.label(turn)
+                raise
+            if moved:
+                yield self.label(turn), self.pack(turn)
+        if step in WAITS and state[self.layout.abort + rank] and self.has[WAITS[step]]:
+            turn = Turn(self, state, rank, block)
+            turn.what = f"{step}: finds the abort word set"
+            turn.abort("abort.tell_peers", counted_in=step == "dispatch rows wait")
+            yield self.label(turn), self.pack(turn)
+
+    def label(self, turn: Turn) -> str:
+        return f"rank {turn.rank} block {turn.block} call {turn.call}: {turn.what}"
+
+    def pack(self, turn: Turn) -> State:
+        if turn.step != RANK_ENDED:
+            at = self.layout
+            cell = at.block + turn.rank * at.blocks + turn.block
+            turn.cells[cell] = (turn.step, turn.detail, turn.known, turn.released, turn.heard)
+            if at.blocks > 1 and self.program.kind(turn.rank, turn.index) == COMBINE:
+                base = at.block + turn.rank * at.blocks
+                turn.cells[base : base + at.blocks] = sorted(turn.cells[base : base + at.blocks])
+        return tuple(turn.cells)
+
+    def fates(self, state: State, rank: int, ended: bool) -> Iterator[tuple[str, State]]:
+        """What happens to a rank from outside: death, and the watcher that notices that another's process is gone: it
+        died, or it ended because of the abort."""
+        at, mortal = self.layout, self.program.mortal
+        if mortal is None or ended:
+            return
+        if rank == mortal:
+            yield f"rank {rank} dies", (*state[: at.alive + rank], False, *state[at.alive + rank + 1 :])
+            return
+        cell = at.abort + rank
+        for other in self.program.live:
+            if state[cell] and (self.has["abort.first_cause"] or state[cell] == LOST + other):
+                continue
+            over = state[at.block + other * at.blocks][0] == RANK_ENDED
+            if not state[at.alive + other] or over and state[at.rank + other][1] == ABORTED:
+                yield (
+                    f"rank {rank}: the watcher sees that the process of rank {other} is gone",
+                    (*state[:cell], LOST + other, *state[cell + 1 :]),
+                )
+
+    def complaint(self, state: State) -> str | None:
+        at = self.layout
+        stuck = [
+            f"rank {rank} block {block} at {state[at.block + rank * at.blocks + block][0]!r}"
+            for rank in self.program.live
+            if state[at.alive + rank]
+            for block in range(at.blocks)
+            if state[at.block + rank * at.blocks + block][0] != RANK_ENDED
+        ]
+        if stuck:
+            return "deadlock: " + ", ".join(stuck)
+        wanted = {OUT_OF_STEP} if self.program.out_of_step else {0}
+        if self.program.mortal is not None:
+            wanted.add(LOST + self.program.mortal)
+        for rank in self.program.live:
+            if state[at.alive + rank] and state[at.abort + rank] not in wanted:
+                return f"rank {rank} ends with abort cause {state[at.abort + rank]}, wanted one of {sorted(wanted)}"
+        return None
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def finish(self, turn: Turn, received: int, slots: tuple[int, ...], aborted: bool = False) -> None:
+        """The end of a kernel: what any of its blocks knows, the next kernel on the stream knows; a system-scope
+        release is not implied."""
+        kind = self.program.kind(turn.rank, turn.index)
+        if kind == COMBINE and not turn.has["state.last_kind"]:
+            kind = DISPATCH
+        if aborted:
+            kind = ABORTED
+        elif turn.kernel[GAVE_UP]:
+            raise Violation(f"call {turn.call} of rank {turn.rank} ends as complete although a block of it gave up")
+        turn.cells = self.begin(turn, turn.index, kind, received, slots)
+
+    def begin(self, turn: Turn, index: int, last_kind: int, received: int, slots: tuple[int, ...]) -> list[Any]:
+        at, cells, rank = self.layout, turn.cells, turn.rank
+        base = at.block + rank * at.blocks
+        cells[base + turn.block] = (turn.step, turn.detail, turn.known, turn.released, turn.heard)
+        known = released = 0
+        for block in range(at.blocks):
+            known |= cells[base + block][2]
+            released |= cells[base + block][3]
+        index += 1
+        cells[at.rank + rank] = (index, last_kind, received, slots)
+        cells[at.kernel + rank] = IDLE_KERNEL
+        over = index == len(self.program.calls)
+        for block in range(at.blocks):
+            first, detail = (
+                (RANK_ENDED, None) if over else self.first_steps[self.program.kind(rank, index)](last_kind, block)
+            )
+            cells[base + block] = (first, detail, known, released, 0)
+        turn.step = RANK_ENDED  # this block's cell is already right
+        if not over and self.program.fills_before(rank, index):
+            self.fill(turn, index, received, known)
+        return turn.cells
+
+    def fill(self, turn: Turn, index: int, received: int, known: int) -> None:
+        """The expert kernel between a dispatch and a zero-copy combine: reads the received rows in place, writes the
+        registered buffer."""
+        at, cells, rank = self.layout, turn.cells, turn.rank
+        turn.known, dispatch = known, self.program.last_dispatch(index)
+        base = at.block + rank * at.blocks
+        for slot, source in enumerate(self.program.received(dispatch, rank)[:received]):
+            row = dispatched_row(dispatch, source)
+            turn.read(OUT, rank, slot, row)
+            turn.write(ROWS, rank, slot, (dispatch + 1) << 8 | row)
+            for block in range(at.blocks):
+                step, detail, block_known, released, heard = cells[base + block]
+                cells[base + block] = (step, detail, block_known | 1 << at.row(ROWS, rank, slot), released, heard)
