@@ -39,7 +39,10 @@ def simd_variant() -> str:
         from mori import _core
     except ImportError as problem:
         return f"the extension does not load: {problem}"
-    return str(_core.host_isa())
+    try:
+        return str(_core.host_variant(env.get("MORI_HOST_ISA")))
+    except ValueError as problem:
+        return str(problem)
 
 
 def distribution_version(name: str) -> str:

@@ -48,8 +48,10 @@ def verify(
     dispatch_out: torch.Tensor,
     recv_count: torch.Tensor,
     combine_out: torch.Tensor,
+    experts_per_rank: int = EXPERTS_PER_RANK,
 ) -> None:
-    destinations = indices // EXPERTS_PER_RANK
+    """Collective. Holds the results of identity experts against the inputs of all ranks; Mismatch says where not."""
+    destinations = indices // experts_per_rank
     inputs = all_gather(input_data, world_size)
     comes_here = (all_gather(destinations, world_size) == rank).any(dim=2)
     expected = inputs[comes_here]  # ordered by (source rank, token), once per token whatever the number of its experts
@@ -78,7 +80,7 @@ def compare(what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def _show(value: torch.Tensor) -> str:
-    return f"{value.item()!r} (0x{value.view(torch.int16).item() & 0xFFFF:04x})"
+    return f"{value.item()!r} (0x{int(value.view(torch.int16).item()) & 0xFFFF:04x})"
 
 
 def all_gather(tensor: torch.Tensor, world_size: int) -> torch.Tensor:

@@ -12,9 +12,11 @@ from tests.package.commands import ROOT, compile_cxx
 
 CSRC = ROOT / "csrc"
 HEADERS = sorted(path for folder in ("device", "kernels", "layout") for path in (CSRC / folder).glob("*.hpp"))
+# A target's own header is written in the language of its compiler.
+FOR_ANY_COMPILER = [path for path in HEADERS if not path.name.startswith(("target_cuda", "target_hip"))]
 # Comes with the compiler, declares nothing but instructions.
 INTRINSICS = {("device/target_host.hpp", "immintrin.h")}
-NAMES = [str(header.relative_to(CSRC)) for header in HEADERS]
+NAMES = [str(header.relative_to(CSRC)) for header in FOR_ANY_COMPILER]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,7 +37,9 @@ def test_a_header_includes_only_its_own_kind(name: str) -> None:
             assert resolved in HEADERS, f"{name}: {line}"
 
 
-@pytest.mark.parametrize("variant, flags", [("baseline", ()), ("avx2", ("-march=x86-64-v3",))])
+@pytest.mark.parametrize(
+    "variant, flags", [("baseline", ()), ("avx2", ("-march=x86-64-v3",)), ("avx512", ("-march=x86-64-v4",))]
+)
 def test_simd_variants_share_no_inline_function(variant: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     """The linker keeps one copy of a weak symbol; were it built for a newer CPU, an older one would die of it."""
     if flags and compile_cxx("int i;\n", *flags, "-fsyntax-only").returncode != 0:
@@ -47,5 +51,6 @@ def test_simd_variants_share_no_inline_function(variant: str, flags: tuple[str, 
     listing = subprocess.run(["nm", "-C", "--defined-only", output], capture_output=True, text=True, check=True).stdout
     symbols = [line.split(" ", 2)[1:] for line in listing.splitlines()]
     assert symbols
-    shared = [name for kind, name in symbols if kind in "WVu" and f"{variant}::" not in name]
+    weak = [name for kind, name in symbols if kind in "WVu" and not name.startswith("DW.ref.")]  # a pointer, no code
+    shared = [name for name in weak if f"{variant}::" not in name]
     assert shared == []
