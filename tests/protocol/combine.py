@@ -77,7 +77,8 @@ def claim(turn: Turn) -> bool:
     chunk = kernel[CLAIMED]
     if chunk == 0 and not enters(turn):  # the first block to claim; later ones meet an abort in the wait
         return True
-    if chunk == chunks(turn):
+    may_claim = turn.has["claim.combine_any_block"] or chunk % turn.at.blocks == turn.block
+    if chunk == chunks(turn) or not may_claim:
         turn.step, turn.detail, turn.what = "combine wait", False, "combine finds all chunks claimed"
         return True
     kernel[CLAIMED] += 1

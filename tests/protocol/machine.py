@@ -46,6 +46,9 @@ class Machine:
         self.offset = program.call_offset or (0,) * program.ranks
         self.handlers: dict[str, Handler] = {**dispatch.HANDLERS, **combine.HANDLERS}
         self.first_steps = {DISPATCH: dispatch.first_step, COMBINE: combine.first_step}
+        self.sorts_blocks = program.blocks > 1 and not program.one_resident
+        # block 0 is the block that took ticket 0, so the one that runs first; without tickets it may be the last
+        self.order = range(program.blocks) if self.has["claim.ticket"] else range(program.blocks - 1, -1, -1)
         # with one block per rank and no fault these steps touch nothing that another block sees: taken at once, alone
         alone = program.blocks == 1 and program.mortal is None and not program.out_of_step
         self.private = combine.PRIVATE if alone else frozenset()
@@ -75,7 +78,7 @@ class Machine:
             if not state[at.alive + rank]:
                 continue
             ended = True
-            for block in range(at.blocks):
+            for block in self.order:
                 step = state[at.block + rank * at.blocks + block][0]
                 if step == RANK_ENDED:
                     continue
@@ -86,6 +89,8 @@ class Machine:
                 if taken and step in self.private:
                     return iter(taken)
                 found += taken
+                if self.program.one_resident:
+                    break
             found += self.fates(state, rank, ended)
         return iter(found)
 
@@ -122,7 +127,7 @@ class Machine:
             at = self.layout
             cell = at.block + turn.rank * at.blocks + turn.block
             turn.cells[cell] = (turn.step, turn.detail, turn.known, turn.released, turn.heard)
-            if at.blocks > 1 and self.program.kind(turn.rank, turn.index) == COMBINE:
+            if self.sorts_blocks and self.program.kind(turn.rank, turn.index) == COMBINE:
                 base = at.block + turn.rank * at.blocks
                 turn.cells[base : base + at.blocks] = sorted(turn.cells[base : base + at.blocks])
         return tuple(turn.cells)

@@ -20,6 +20,7 @@ class Program:
     calls: str
     ranks: int = 2
     blocks: int = 2
+    one_resident: bool = False  # a GPU with room for one block: the next block starts when the one before has ended
     # rows[k][s][d]: rows that rank s sends to rank d in the k-th dispatch (0 or 1); the last entry repeats
     rows: tuple[Matrix, ...] = ()
     capacity: int | None = None  # receive cap in rows, ranks if None

@@ -47,6 +47,7 @@ TWO_RANKS = (
     Program("D split", "D", split_counts=True),
     Program("DDX split", "DDX", split_counts=True, rows=(CROSSED, ALL)),
     Program("DDD split", "DDD", split_counts=True, rows=(CROSSED, ALL, SENDS_NOTHING)),
+    Program("one resident block", "DXXDX", one_resident=True),
     Program("DXX, no weights at rank 1", "DXX", no_weights=frozenset({(1, 1), (2, 0)})),
     Program("DZX, no weights", "DZX", no_weights=frozenset({(1, 0), (1, 1), (2, 1)})),
 )
@@ -55,6 +56,9 @@ THREE_RANKS = (
         Program(f"{calls}, 3 ranks", calls, ranks=3, blocks=1, rows=(ALL_3,))
         for calls in ("DX", "DD", "DXX", "XD", "DZX")
     ),
+    Program("DX, 3 ranks of 2 blocks", "DX", ranks=3, rows=(RING,)),
+    Program("DD, 3 ranks of 2 blocks", "DD", ranks=3, rows=(RING, UNEVEN)),
+    Program("DZXDX, 3 ranks, one resident block of 2", "DZXDX", ranks=3, one_resident=True, rows=(RING, UNEVEN)),
     Program("DXDX, 3 uneven ranks", "DXDX", ranks=3, blocks=1, rows=(RING, UNEVEN)),
     Program("DDZX, 3 uneven ranks", "DDZX", ranks=3, blocks=1, rows=(UNEVEN, RING)),
 )

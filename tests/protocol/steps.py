@@ -53,6 +53,8 @@ STEPS = (
     Step("acquire.combine_rows", "DX", TORN),
     Step("acquire.combine_every_block", "DX", TORN),
     Step("claim.dispatch_last_block", "DX", ROW_LOST),
+    Step("claim.ticket", "one resident block", DEADLOCK),
+    Step("claim.combine_any_block", "one resident block", DEADLOCK),
     Step("claim.combine_last_done", "DX", ROW_LOST),
     Step("claim.empty_chunk", "DX, rank 1 receives nothing", DEADLOCK),
     Step("check.later_tag", "call number off by two", DEADLOCK),
