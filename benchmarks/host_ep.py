@@ -14,13 +14,11 @@ holds them. The results of the last round are verified bit for bit in the same r
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -32,6 +30,7 @@ import torch.distributed as dist
 import mori
 from mori.cli import info
 from mori.demo.check import verify
+from mori.demo.measure import copy, timed
 
 BUFFERS = 3
 PHASES = ("dispatch", "memcpy_received", "combine_zero_copy", "memcpy_returned", "combine_external")
@@ -120,18 +119,6 @@ def measure(rank: int, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     verify(rank, case.ranks, tokens, ids, out, count, combined, case.experts_per_rank)
     measured = torch.tensor(times_ms[case.warm_up_rounds :], dtype=torch.float64)
     return measured, torch.tensor([received_bytes, returned_bytes])
-
-
-def timed(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[float, Any]:
-    """Milliseconds of a call that starts when all ranks are ready, and its result."""
-    mori.shmem.shmem_barrier_all()
-    start = time.perf_counter()
-    result = call(*arguments, **options)
-    return (time.perf_counter() - start) * 1e3, result
-
-
-def copy(target: torch.Tensor, source: torch.Tensor, size_bytes: int) -> None:
-    ctypes.memmove(target.data_ptr(), source.data_ptr(), size_bytes)
 
 
 def record(case: Case, bytes_moved: list[int], times_ms: torch.Tensor) -> dict[str, Any]:
