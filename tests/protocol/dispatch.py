@@ -16,13 +16,12 @@ def first_step(last_kind: int, block: int) -> tuple[str, object]:
 
 
 def enters(turn: Turn) -> bool:
-    """A kernel's first look at the abort word; False ends the block. Until here received rows were the user's."""
-    if turn.aborted:
-        if turn.has["check.abort_at_entry"]:
-            turn.what = "finds the abort word set at entry"
-            turn.abort("abort.tell_peers_at_entry")
-            return False
-        raise Violation(f"rank {turn.rank} starts call {turn.call} after the abort")
+    """A kernel's first look at the abort word; False ends the block.  A rank that gave up a dispatch must not combine
+    what it has not got: a peer that had all its words would fetch it.  Until here received rows were the user's."""
+    if turn.aborted and turn.has["check.abort_at_entry"]:
+        turn.what = "finds the abort word set at entry"
+        turn.abort("abort.tell_peers_at_entry")
+        return False
     user_reads(turn, turn.program.last_dispatch(turn.index), turn.received)
     return True
 

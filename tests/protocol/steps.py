@@ -68,7 +68,7 @@ STEPS = (
     Step("check.overflow_everywhere", "overflow", "writes slot 1 of rank 0, which has 1"),
     Step("check.weights_bit", "DXX, no weights at rank 1", "combine_in weights of rank 1"),
     Step("check.live_set", "masked rank", DEADLOCK),
-    Step("check.abort_at_entry", "rank 1 dies", "after the abort"),
+    Step("check.abort_at_entry", "rank 2 of 3 dies", "combine_in rows of rank 0, slot 0, holds nothing"),
     Step("abort.poll_dispatch_wait", "rank 1 dies", DEADLOCK),
     Step("abort.poll_rows_wait", "rank 1 dies", DEADLOCK),
     Step("abort.poll_entered_wait", "rank 1 dies", DEADLOCK),
