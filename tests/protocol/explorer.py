@@ -6,8 +6,10 @@ handed back is a shortest one.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -55,6 +57,19 @@ class StateLimit(Exception):
     """The search met more states than it was allowed to keep: use a smaller program or raise `max_states`."""
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """States hold no cycles, and there are many: the collector would walk all of them again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@no_garbage_collection()
 def explore(system: System[State], max_states: int = 400_000) -> Result:
     """Visits every reachable state once; stops at the first state or step that breaks a property."""
     start = system.initial()
