@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import gc
+import io
 import linecache
+import sys
 
 from mori.demo.adapt import cpu_example
 from mori.demo.check import check
@@ -34,3 +36,6 @@ _execute(cpu_example("set by run"), main_block=False)
 # What the imports made stays for ever: no later collection, the one at exit included, needs to look at it.
 gc.freeze()
 gc.enable()
+# Eight processes write to one place: each line as a whole, as soon as it is complete.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
