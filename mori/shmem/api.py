@@ -158,7 +158,7 @@ def shmem_malloc_align(alignment: int, size: int) -> int:
         raise ValueError(f"shmem_malloc: size {size} is negative")
     if size == 0 or alignment <= 0 or alignment & (alignment - 1):
         return 0
-    return heap.allocate(int(size), max(int(alignment), ALIGNMENT_BYTES), what=f"shmem_malloc({size})")
+    return heap.allocate(int(size), max(int(alignment), ALIGNMENT_BYTES), what="shmem_malloc")
 
 
 def shmem_ext_malloc_with_flags(size: int, flags: int) -> int:

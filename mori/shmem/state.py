@@ -5,6 +5,7 @@ A process that ends without finalize leaves the communicator in order: the commu
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,11 @@ class InitArguments(NamedTuple):
     identity: bytes | tuple[int, ...]
 
     def __str__(self) -> str:
-        how = "a unique id" if isinstance(self.identity, bytes) else f"the process group of ranks {list(self.identity)}"
+        if isinstance(self.identity, bytes):
+            # The id holds a secret; a hash is enough to tell two apart.
+            how = f"unique id #{hashlib.sha256(self.identity).hexdigest()[:8]}"
+        else:
+            how = f"the process group of ranks {list(self.identity)}"
         return f"rank {self.rank} of {self.nranks} with {how}"
 
 
