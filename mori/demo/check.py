@@ -30,10 +30,22 @@ def check(
     recv_count: torch.Tensor,
     combine_out: torch.Tensor,
 ) -> None:
-    """Raises Mismatch unless rows, their order and every bit are right; then measures if the demo asked for it."""
+    """Raises Mismatch, the same on every rank, unless rows, their order and every bit are right on all of them.
+
+    Measures afterwards if the demo asked for it.
+    """
     if rank == 3 and os.environ.get(FLIP_VARIABLE):
         dispatch_out.view(torch.int16)[5, 70] ^= 1
-    verify(rank, world_size, input_data, indices, dispatch_out, recv_count, combine_out)
+    problem = ""
+    try:
+        verify(rank, world_size, input_data, indices, dispatch_out, recv_count, combine_out)
+    except Mismatch as mismatch:
+        problem = str(mismatch)
+    # Without this word the others would wait for the rank that found something and report only that it is gone.
+    problems = [""] * world_size
+    dist.all_gather_object(problems, problem)
+    if any(problems):
+        raise Mismatch(next(filter(None, problems)))
     if os.environ.get(REPORT_VARIABLE):
         measure(rank, world_size, input_data, indices, os.environ[REPORT_VARIABLE])
 
