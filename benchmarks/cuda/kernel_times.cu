@@ -80,6 +80,7 @@ void set_up() {
     rank.ep.shape = shape;
     rank.ep.shape.rank = r;
     rank.ep.layout = layout;
+    rank.ep.experts = Divider::by(experts);
     rank.ep.timeout_ns = 2'000'000'000;
     rank.host_input.resize(u64(max_tokens) * hidden * 2);
     for (u64 i = 0; i < rank.host_input.size(); i += 2) {

@@ -38,7 +38,8 @@ py::tuple layout_regions(const EpShape& shape) {
 py::object fault_tuple(const Communicator& communicator) {
   const auto fault = communicator.fault();
   if (!fault) return py::none();
-  return py::make_tuple(u32(fault->kind), u32(fault->phase), fault->peer, fault->origin, fault->call, fault->expected,
+  const AbortCause& cause = fault->cause;
+  return py::make_tuple(u32(cause.kind), u32(cause.phase), cause.peer, cause.origin, cause.call, fault->expected,
                         fault->seen);
 }
 
@@ -96,11 +97,8 @@ void bind_communicator(py::module_& module) {
       .def("close", &Communicator::close, Unlocked())
       .def(
           "abort",
-          [](Communicator& self, u32 kind, u32 phase, u32 peer, u64 call, u64 expected, u64 seen) {
-            self.abort(AbortKind(kind), Phase(phase), peer, call, expected, seen);
-          },
-          py::arg("kind"), py::arg("phase"), py::arg("peer"), py::arg("call") = 0, py::arg("expected") = 0,
-          py::arg("seen") = 0);
+          [](Communicator& self, u32 kind, u32 phase, u32 peer) { self.abort(AbortKind(kind), Phase(phase), peer); },
+          py::arg("kind"), py::arg("phase"), py::arg("peer"));
 }
 
 void bind_plan(py::module_& module) {

@@ -28,16 +28,17 @@ void Communicator::watch(u32 peer, int process_descriptor, int socket) {
 }
 
 std::optional<CommFault> Communicator::fault() const {
-  const u64 cause = HostTarget::load_system(&own()->abort_cause);
-  if (cause == 0) return std::nullopt;
-  HostTarget::acquire_system();  // the details were released before the cause
-  return CommFault{AbortKind(cause >> 56),   Phase(cause >> 48 & 0xff), u32(cause >> 32 & 0xffff),
-                   u32(own()->abort_origin), cause & 0xffffffff,        own()->abort_expected,
-                   own()->abort_seen};
+  const u64 word = HostTarget::load_system(&own()->abort_cause);
+  if (word == 0) return std::nullopt;
+  HostTarget::acquire_system();  // the origin's details were released before the word
+  const AbortCause cause = AbortCause::decode(word);
+  const CommControl* origin = symmetric().control(cause.origin);
+  return CommFault{cause, HostTarget::load_system(&origin->abort_expected),
+                   HostTarget::load_system(&origin->abort_seen)};
 }
 
-void Communicator::abort(AbortKind kind, Phase phase, u32 peer, u64 call, u64 expected, u64 seen) {
-  abort_all<HostTarget>(symmetric(), nullptr, AbortCause::encode(kind, phase, peer, call), expected, seen);
+void Communicator::abort(AbortKind kind, Phase phase, u32 peer) {
+  abort_all<HostTarget>(symmetric(), nullptr, AbortCause{kind, phase, peer, symmetric().rank, 0}.encode(), 0, 0);
 }
 
 bool Communicator::has_left(u32 peer) const {

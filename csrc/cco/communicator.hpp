@@ -12,11 +12,8 @@ namespace mori {
 
 // The sticky abort word, decoded.
 struct CommFault {
-  AbortKind kind;
-  Phase phase;
-  u32 peer;
-  u32 origin;  // the rank that noticed
-  u64 call, expected, seen;
+  AbortCause cause;
+  u64 expected, seen;
 };
 
 class Communicator {
@@ -31,7 +28,7 @@ class Communicator {
 
   void watch(u32 peer, int process_descriptor, int socket);
   std::optional<CommFault> fault() const;
-  void abort(AbortKind kind, Phase phase, u32 peer, u64 call, u64 expected, u64 seen);
+  void abort(AbortKind kind, Phase phase, u32 peer);
   bool has_left(u32 peer) const;
   void set_live(u32 rank, bool live);
 

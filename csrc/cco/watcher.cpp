@@ -120,8 +120,9 @@ class Loop {
     const CommControl* own = symmetric.control(symmetric.rank);
     if (is_live<HostTarget>(own, charge.peer) &&
         HostTarget::load_system(&own->peer_state[charge.peer]) != u32(PeerState::left)) {
-      abort_all<HostTarget>(symmetric, nullptr, AbortCause::encode(AbortKind::peer_died, Phase::watch, charge.peer, 0),
-                            0, 0);
+      abort_all<HostTarget>(symmetric, nullptr,
+                            AbortCause{AbortKind::peer_died, Phase::watch, charge.peer, symmetric.rank, 0}.encode(), 0,
+                            0);
     }
     close(charge.descriptor);
     charges_.erase(found);  // the thread stays: remove() of the others ends it

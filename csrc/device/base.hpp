@@ -18,7 +18,9 @@
 
 #if defined(__CUDACC__) || defined(__clang__)
 #define MORI_UNROLL _Pragma("unroll")
+#define MORI_UNROLL_TWICE _Pragma("unroll 2")
 #else
+#define MORI_UNROLL_TWICE
 #define MORI_UNROLL  // g++ vectorises instead
 #endif
 

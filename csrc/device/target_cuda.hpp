@@ -3,7 +3,8 @@
 //
 // Memory order. A fence by one thread behind a block barrier is cumulative in the PTX model: bar.sync orders the
 // other threads' earlier stores before it, and fence.acq_rel.sys extends that order to the system. So release_wave()
-// is empty here, and one release_system() after the barrier covers the block.
+// is empty here, and one release_system() after the barrier covers the block; likewise a poller's acquire before the
+// barrier covers the reads of the threads behind it, which share its first-level cache.
 #pragma once
 
 #include "../layout/comm_control.hpp"
@@ -62,13 +63,14 @@ class CudaTarget {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
   MORI_DEVICE static void add_block(u32* word, u32 value) { atomicAdd_block(word, value); }
-  MORI_DEVICE static bool exchange_claim(u64* word, u64 desired) {
+  MORI_DEVICE static bool exchange_zero(u64* word, u64 desired) {
     u64 old;
     asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], 0, %2;" : "=l"(old) : "l"(word), "l"(desired) : "memory");
     return old == 0;
   }
 
   MORI_DEVICE static void release_wave() {}
+  MORI_DEVICE static void acquire_wave() {}
   MORI_DEVICE static void release_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
   MORI_DEVICE static void acquire_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
@@ -96,6 +98,16 @@ class CudaTarget {
     u32 turns_ = 0;
     bool patient_ = false;
   };
+
+  // Up to four of the `left` ids at `from`; the rest become -1. Ids are not written during a kernel.
+  MORI_DEVICE static void load_indices(i32 (&to)[4], const i32* from, u32 left) {
+    if (left >= 4 && reinterpret_cast<u64>(from) % 16 == 0) {
+      asm("ld.global.nc.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+      return;
+    }
+    MORI_UNROLL
+    for (u32 i = 0; i < 4; ++i) to[i] = i < left ? __ldg(from + i) : -1;
+  }
 
   // A row that peers wrote before a word that this thread has acquired. Volatile keeps it behind the fence.
   template <class Stored, u32 elements>
@@ -134,7 +146,10 @@ class CudaTarget {
   MORI_DEVICE void fan_out(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end, bool) const {
     u64 all = reinterpret_cast<u64>(row) | begin | end;
     for (u32 i = 0; i < count; ++i) all |= reinterpret_cast<u64>(targets[i].address);
-    if (all % vector_bytes != 0) return copy_bytes(targets, count, row, begin, end);
+    if (all % vector_bytes != 0) {
+      all % 4 == 0 ? copy_units<u32>(targets, count, row, begin, end) : copy_units<u8>(targets, count, row, begin, end);
+      return;
+    }
     constexpr u64 stride = lanes * vector_bytes;
     for (u64 at = begin + lane() * vector_bytes; at < end; at += vectors_in_flight * stride) {
       Vector held[vectors_in_flight];
@@ -170,10 +185,11 @@ class CudaTarget {
                  : "memory");
   }
 
-  MORI_DEVICE void copy_bytes(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end) const {
-    for (u64 at = begin + lane(); at < end; at += lanes) {
-      const u8 held = row[at];
-      for (u32 i = 0; i < count; ++i) targets[i].address[at] = held;
+  template <class Unit>
+  MORI_DEVICE void copy_units(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end) const {
+    for (u64 at = begin + lane() * sizeof(Unit); at < end; at += lanes * sizeof(Unit)) {
+      const Unit held = *reinterpret_cast<const Unit*>(row + at);
+      for (u32 i = 0; i < count; ++i) *reinterpret_cast<Unit*>(targets[i].address + at) = held;
     }
   }
 };

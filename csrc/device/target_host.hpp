@@ -4,11 +4,13 @@
 //   lanes                              threads that step together; ballots are u64 masks of that many bits
 //   block() blocks() warp() warps() lane() thread() threads()     where am I
 //   ballot(p) sync_warp() sync_block() scratch()                  inside a block
-//   load/store_system, exchange_claim  single 64-bit words that peers touch; relaxed
+//   load/store_system, exchange_zero  single 64-bit words that peers touch; relaxed
 //   add_device, count, add_block       atomics inside this rank / inside this block; relaxed
-//   release_wave()                     what a storing wave does before the block barrier, so that a
-//   release_system() acquire_system()  ... fence by one thread behind it covers the whole block
+//   release_system() acquire_system()  fences; what they order is argued at each use
+//   release_wave() acquire_wave()      what every wave adds before (behind) a block barrier, so that one thread's
+//                                      release behind (acquire before) it covers the whole block
 //   load_vector() store_vector()       part of a row, as elements
+//   load_indices()                     a few router ids at once
 //   notify(control) / Waiter           how a waiter learns of a word, and gives up the core meanwhile
 //   fan_out(...)                       one row to several places
 //   pause_for_test(...)                artificial delays, null unless a test asks for them
@@ -74,7 +76,7 @@ class HostTarget {
   static u32 add_device(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
   static void count(u64* word, u64 value) { __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
   static void add_block(u32* word, u32 value) { *word += value; }  // a block is one thread
-  static bool exchange_claim(u64* word, u64 desired) {
+  static bool exchange_zero(u64* word, u64 desired) {
     u64 expected = 0;
     return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   }
@@ -82,6 +84,7 @@ class HostTarget {
   // x86 keeps ordinary stores in order, but not the non-temporal ones that fan_out may use: those sit in
   // write-combining buffers until an sfence. On arm64 the C++ fence is a full dmb.
   static void release_wave() {}  // a block is one thread
+  static void acquire_wave() {}
   static void release_system() {
 #if defined(__x86_64__)
     _mm_sfence();
@@ -163,6 +166,11 @@ class HostTarget {
         __builtin_memcpy(targets[i].address + begin, row + begin, end - begin);
       }
     }
+  }
+
+  // Up to four of the `left` ids at `from`; the rest become -1.
+  static void load_indices(i32 (&to)[4], const i32* from, u32 left) {
+    for (u32 i = 0; i < 4; ++i) to[i] = i < left ? from[i] : -1;
   }
 
   template <class Stored, u32 elements>

@@ -26,20 +26,6 @@ MORI_DEVICE bool is_aborted(const CommControl* control) {
   return T::load_system(&control->abort_cause) != 0;
 }
 
-// Puts a cause into one mailbox unless it holds one. The details are stored before the cause (release), so a
-// reader that acquires after it saw the cause reads them whole.
-template <class T>
-MORI_DEVICE void post_abort(CommControl* control, u64 cause, u64 expected, u64 seen, u32 origin) {
-  if (T::exchange_claim(&control->abort_claim, u64(origin) + 1)) {
-    T::store_system(&control->abort_expected, expected);
-    T::store_system(&control->abort_seen, seen);
-    T::store_system(&control->abort_origin, origin);
-    T::release_system();
-    T::store_system(&control->abort_cause, cause);
-  }
-  T::notify(control);
-}
-
 // What the twin says about a peer that this rank waits for; the rarer half of a wait's checks.
 template <class T>
 MORI_DEVICE bool has_left(const WaitContext& context, u32 peer) {
@@ -47,28 +33,31 @@ MORI_DEVICE bool has_left(const WaitContext& context, u32 peer) {
   return T::load_system(&told->peer_state[peer]) == u32(PeerState::left);
 }
 
-// Sets the own abort word, then hands the first cause (ours or one that came before) to every live peer.
+// Sets this rank's abort word unless it is set, then hands the first cause to every live peer that has none. The
+// details lie with the origin; they are stored before the word (the compare-and-swap releases), so whoever acquires
+// after it saw the word may read them.
 template <class T>
 MORI_DEVICE void abort_all(const Symmetric& symmetric, CommControl* twin, u64 cause, u64 expected, u64 seen) {
   CommControl* own = symmetric.control(symmetric.rank);
-  post_abort<T>(own, cause, expected, seen, symmetric.rank);
-  const u64 first = T::load_system(&own->abort_cause);
-  if (first != 0 && first != cause) {
-    T::acquire_system();
-    cause = first;
-    expected = T::load_system(&own->abort_expected);
-    seen = T::load_system(&own->abort_seen);
+  if (!is_aborted<T>(own) && AbortCause::decode(cause).origin == symmetric.rank) {
+    T::store_system(&own->abort_expected, expected);
+    T::store_system(&own->abort_seen, seen);
+    if (twin != nullptr) {
+      T::store_system(&twin->device_expected, expected);
+      T::store_system(&twin->device_seen, seen);
+    }
   }
-  if (twin != nullptr) {  // details before the cause: the host reads them once it sees the cause
-    T::store_system(&twin->device_expected, expected);
-    T::store_system(&twin->device_seen, seen);
-    T::store_system(&twin->device_origin, symmetric.rank);
+  if (!T::exchange_zero(&own->abort_cause, cause)) cause = T::load_system(&own->abort_cause);
+  T::notify(own);
+  if (twin != nullptr) {
     T::release_system();
     T::store_system(&twin->device_cause, cause);
   }
   for (u32 peer = 0; peer < symmetric.world_size; ++peer) {
     if (peer == symmetric.rank || !is_live<T>(own, peer)) continue;
-    post_abort<T>(symmetric.control(peer), cause, expected, seen, symmetric.rank);
+    CommControl* control = symmetric.control(peer);
+    T::exchange_zero(&control->abort_cause, cause);
+    T::notify(control);
   }
 }
 
@@ -104,8 +93,8 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
     }
     if (trouble == AbortKind::none && waiter.expired()) trouble = AbortKind::peer_timeout;
     if (trouble != AbortKind::none) {
-      abort_all<T>(context.symmetric, context.twin, AbortCause::encode(trouble, phase, peer, context.call), expected,
-                   found);
+      abort_all<T>(context.symmetric, context.twin,
+                   AbortCause{trouble, phase, peer, context.symmetric.rank, context.call}.encode(), expected, found);
       return false;
     }
     waiter.rest();

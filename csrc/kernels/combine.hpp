@@ -42,20 +42,20 @@ class Combine {
       : t(target), a(args), s(target, args.ep), scratch(target.template scratch<void>(), args.ep.shape.world_size) {}
 
   MORI_DEVICE void run() {
-    s.enter();
-    bool heard = s.agree(enter_after_combine());
+    s.delay(DelayPoint::entered);
+    const bool is_first = s.is_first();
+    bool heard = s.agree(!s.aborted && enter_after_combine(is_first));
     if (heard) {
       stage_and_publish();
       s.delay(DelayPoint::staged);
       heard = s.agree(await_peers());
     }
-    // Headers were stored after the rows were released. Every wave acquires for itself: a block may span several
-    // first-level caches.
-    T::acquire_system();
-    if (heard) heard = compare_headers(s, scratch.header).kind == CallFaultKind::none;
-    reduce_share(heard);
+    T::acquire_wave();
+    CallFault fault{};
+    if (heard) fault = compare_headers(s, scratch.header);
+    if (t.thread() == 0) leave(heard, fault);
     s.delay(DelayPoint::folded);
-    if (s.count_in(&s.state->arrived) == t.blocks() && t.thread() == 0) record();
+    reduce_share(heard && fault.kind == CallFaultKind::none);
   }
 
  private:
@@ -63,9 +63,9 @@ class Combine {
 
   // The entered word guards no data: a relaxed store tells that this rank ended its previous combine, an earlier
   // kernel of this stream. The staging stores behind the wait cannot pass it: a block barrier lies between.
-  MORI_DEVICE bool enter_after_combine() {
-    if (s.state->last_kind != CallKind::combine) return true;
-    if (s.flags->is_first != 0) {
+  MORI_DEVICE bool enter_after_combine(bool is_first) {
+    if (s.before.kind != CallKind::combine) return true;
+    if (is_first) {
       for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
         if (s.live(peer)) s.send_word(peer, s.words.entered(s.parity, s.rank()), FlagWord::encode(s.call));
       }
@@ -98,25 +98,34 @@ class Combine {
   // Chunks are claimed, not tied to block numbers, and nobody waits for a peer before all are taken: one
   // resident block per rank is enough for the header to be sent.
   MORI_DEVICE void stage_and_publish() {
-    const u32 rows = stages_rows() || a.weights != nullptr ? s.state->received : 0;
-    const u32 chunks = u32(divide_up(rows, stage_chunk_rows));
-    bool publish = chunks == 0 && s.flags->is_first != 0;
+    const u32 rows = stages_rows() || a.weights != nullptr ? s.before.received : 0;
+    const u32 chunks = (rows + stage_chunk_rows - 1) / stage_chunk_rows;
+    // In zero copy without weights nothing is staged. The rows are an earlier kernel's writes: released all the same.
+    if (chunks == 0 && s.flags->is_first != 0 && t.thread() == 0) {
+      T::release_system();
+      publish();
+    }
+    if (chunks == 0) return;
+    // Staged rows: released by the waves that wrote them, counted in `staged` (device scope), and released once more by
+    // the thread that finds the count complete, before the header.
     for (u32 chunk = claim(); chunk < chunks; chunk = claim()) {
       stage_rows(chunk * stage_chunk_rows, smaller(rows, (chunk + 1) * stage_chunk_rows));
-      publish = s.count_in(&s.state->staged) == chunks || publish;
+      s.count_in(&s.state->staged, chunks, [&] { publish(); });
     }
-    if (!publish) return;
-    // Staged rows: released by the waves that wrote them, counted in `staged` (device scope), and released once more
-    // here before the header. In zero copy the rows are an earlier kernel's writes: the release covers those too.
-    if (t.thread() < s.world()) T::release_system();
-    send_header(s, {a.row_bytes, a.dtype, CallKind::combine, a.weights != nullptr, 0});
+  }
+
+  MORI_DEVICE void publish() {
+    const u64 word = HeaderWord::encode(s.call, {a.row_bytes, a.dtype, CallKind::combine, a.weights != nullptr, 0});
+    for (u32 peer = 0; peer < s.world(); ++peer) {
+      if (s.live(peer)) s.send_word(peer, s.words.header(s.parity, s.rank()), word);
+    }
   }
 
   MORI_DEVICE u32 claim() {
     t.sync_block();
-    if (t.thread() == 0) s.flags->chunk = T::add_device(&s.state->stage_ticket, 1);
+    if (t.thread() == 0) s.flags->drawn = T::add_device(&s.state->stage_ticket, 1);
     t.sync_block();
-    return s.flags->chunk;
+    return s.flags->drawn;
   }
 
   // Rows beyond those that were passed become zeros: never an earlier call's rows.
@@ -147,17 +156,18 @@ class Combine {
       u64 word = 0;
       heard = await_header(s, source, CallKind::combine, Phase::combine_ready, word);
       scratch.header[source] = word;
+      T::acquire_system();  // pairs with the release before the header
     }
     return heard;
   }
 
   // Without the peers' rows (abort, fault) the result is zeros.
   MORI_DEVICE void reduce_share(bool heard) {
-    const BlockShare share(u64(a.tokens) * a.parts, t.block(), t.blocks());
+    const BlockShare share(a.tokens * a.parts, t.block(), t.blocks());
     RowSource* sources = scratch.sources + u64(t.warp()) * a.ep.shape.topk;
-    for (u64 item = share.begin + t.warp(); item < share.end; item += t.warps()) {
-      const u32 token = u32(item / a.parts), part = u32(item % a.parts);
-      const u32 count = heard && token < s.state->tokens ? find_sources(token, sources) : 0;
+    for (u32 item = share.begin + t.warp(); item < share.end; item += t.warps()) {
+      const u32 token = item / a.parts, part = item % a.parts;
+      const u32 count = heard && token < s.before.tokens ? find_sources(token, sources) : 0;
       t.sync_warp();
       const RowPart bytes(a.row_bytes, part, a.parts);
       u8* out = s.ep.template own<u8>(RegionId::combine_rows, u64(token) * a.row_bytes);
@@ -262,12 +272,12 @@ class Combine {
     }
   }
 
-  MORI_DEVICE void record() {
-    if (s.flags->failed == 0) {
-      const CallFault fault = compare_headers(s, scratch.header);
-      if (fault.kind != CallFaultKind::none) s.state->fault = fault;
-      s.ep.template own<OpStats>(RegionId::stats)->combines += 1;
-    }
+  // A block that has heard from all peers needs the call's state no more, so the last one to come here ends the call
+  // while rows are still being added: the addition is of no concern to any peer.
+  MORI_DEVICE void leave(bool heard, const CallFault& fault) {
+    if (T::add_device(&s.state->arrived, 1) + 1 != t.blocks()) return;
+    if (fault.kind != CallFaultKind::none) s.state->fault = fault;
+    if (heard) T::count(&s.ep.template own<OpStats>(RegionId::stats)->combines, 1);
     s.close_call(CallKind::combine);
   }
 

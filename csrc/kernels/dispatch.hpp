@@ -25,6 +25,7 @@ struct DispatchScratch {
   u32* before;         // [W] of them, those of tokens before the block's share
   u32* base;           // [W] slot of this rank's first row at each
   u32* received;       // [W] rows each rank receives in all
+  u32* from;           // [W] rows this rank receives from each
   u64* header;         // [W]
   u64* mask;           // [tile][mask words] destinations of a token
   u32* position;       // [tile][W] row number of the token among this rank's rows for that destination
@@ -41,6 +42,7 @@ struct DispatchScratch {
     take(next, before, world);
     take(next, base, world);
     take(next, received, world);
+    take(next, from, world);
     take(next, position, dispatch_tile * world);
     end = next;
   }
@@ -58,83 +60,101 @@ struct DispatchScratch {
 template <class T>
 class Dispatch {
  public:
+  // A token is `parts` work items for its row and one for its small data, which a warp of its own takes along.
   MORI_DEVICE Dispatch(T& target, const DispatchArgs& args)
       : t(target),
         a(args),
         s(target, args.ep),
         scratch(target.template scratch<void>(), args.ep.shape.world_size, target.warps()),
-        share(u64(args.tokens) * args.parts, target.block(), target.blocks()),
-        words(mask_words(args.ep.shape.world_size)) {}
+        items(args.parts + 1),
+        share(args.tokens * items, target.block(), target.blocks()),
+        words(mask_words(args.ep.shape.world_size)),
+        experts(args.ep.shape.world_size * args.ep.shape.experts_per_rank) {}
 
   MORI_DEVICE void run() {
     clear_counters();
-    s.enter();
+    s.delay(DelayPoint::entered);
     count_rows();
     s.delay(DelayPoint::counted);
-    if (s.flags->is_first != 0) announce();
+    if (s.is_first() && !s.aborted) announce();
     s.delay(DelayPoint::announced);
-    const bool heard = s.agree(await_peers());
+    const bool heard = s.agree(!s.aborted && await_peers());
     CallFault fault{};
     if (heard) {
       fault = find_fault();
       if (fault.kind == CallFaultKind::none) copy_share();
     }
     s.delay(DelayPoint::copied);
-    if (s.count_in(&s.state->arrived) == t.blocks()) finish(fault);
+    finish(fault);
   }
 
  private:
   MORI_DEVICE void clear_counters() {
     for (u32 d = t.thread(); d < s.world(); d += t.threads()) {
-      scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = 0;
+      scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = scratch.from[d] = 0;
     }
-  }
-
-  // Bit d: some expert of the token lives on live rank 64 * word + d. Ids outside the experts name nobody.
-  MORI_DEVICE u64 destinations(u32 token, u32 word) const {
-    const i32* ids = a.indices + u64(token) * a.ep.shape.topk;
-    u64 mask = 0;
-    for (u32 k = 0; k < a.ep.shape.topk; ++k) {
-      const u32 owner = rank_of(ids[k]);
-      if (owner / 64 == word) mask |= 1ull << (owner % 64);
-    }
-    return mask & T::load_system(&s.comm->live[word]);
+    t.sync_block();
   }
 
   // The rank that owns an expert; for an id that names no expert, a number no mask word reaches.
-  MORI_DEVICE u32 rank_of(i32 id) const {
-    const u32 expert = u32(id);
-    return expert < a.ep.shape.world_size * a.ep.shape.experts_per_rank ? expert / a.ep.shape.experts_per_rank : ~0u;
+  MORI_DEVICE u32 rank_of(i32 id) const { return u32(id) < experts ? a.ep.experts(u32(id)) : ~0u; }
+
+  // Bit d: some expert of the token lives on live rank 64 * word + d. Ids outside the experts name nobody.
+  MORI_DEVICE u64 destinations(u32 token, u32 word) const {
+    const u32 topk = a.ep.shape.topk;
+    const i32* ids = a.indices + u64(token) * topk;
+    u64 mask = 0;
+    MORI_UNROLL_TWICE
+    for (u32 k = 0; k < topk; k += 4) {
+      i32 four[4];
+      T::load_indices(four, ids + k, topk - k);
+      MORI_UNROLL
+      for (u32 i = 0; i < 4; ++i) {
+        const u32 owner = rank_of(four[i]);
+        if (owner / 64 == word) mask |= 1ull << (owner % 64);
+      }
+    }
+    return mask & s.live_word(word);
   }
 
-  // One warp looks at `lanes` tokens at a time; lane i keeps the sums of destinations i, i + lanes, ...
+  // One warp looks at `lanes` tokens at a time, several such groups at once to keep loads under way; lane i keeps the
+  // sums of destinations i, i + lanes, ...
   MORI_DEVICE void count_rows() {
-    constexpr u32 sums = 64 / T::lanes;
-    const u32 first = u32(share.begin / a.parts);
+    constexpr u32 sums = 64 / T::lanes, batch = T::lanes == 1 ? 1 : 4;
+    const u32 first = share.begin / items, stride = t.warps() * T::lanes;
     for (u32 word = 0; word < words; ++word) {
       u32 total[sums] = {}, before[sums] = {};
-      for (u32 group = t.warp() * T::lanes; group < a.tokens; group += t.warps() * T::lanes) {
-        const u32 token = group + t.lane();
-        const u64 mask = token < a.tokens ? destinations(token, word) : 0;
-        const u64 earlier = first > group ? bits_below(first - group) : 0;
-        for (u32 sum = 0; sum < sums; ++sum) {
-          for (u32 d = 0; d < T::lanes && word * 64 + sum * T::lanes + d < s.world(); ++d) {
-            const u64 chosen = t.ballot((mask >> (sum * T::lanes + d) & 1) != 0);
-            if (t.lane() == d) {
-              total[sum] += population(chosen);
-              before[sum] += population(chosen & earlier);
+      for (u32 start = t.warp() * T::lanes; start < a.tokens; start += batch * stride) {
+        u64 mask[batch];
+        MORI_UNROLL
+        for (u32 g = 0; g < batch; ++g) {
+          const u32 token = start + g * stride + t.lane();
+          mask[g] = token < a.tokens ? destinations(token, word) : 0;
+        }
+        MORI_UNROLL
+        for (u32 g = 0; g < batch; ++g) {
+          const u32 group = start + g * stride;
+          const u64 earlier = first > group ? bits_below(first - group) : 0;
+          MORI_UNROLL
+          for (u32 sum = 0; sum < sums; ++sum) {
+            for (u32 d = 0; d < T::lanes && word * 64 + sum * T::lanes + d < s.world(); ++d) {
+              const u64 chosen = t.ballot((mask[g] >> (sum * T::lanes + d) & 1) != 0);
+              if (t.lane() == d) {
+                total[sum] += population(chosen);
+                before[sum] += population(chosen & earlier);
+              }
             }
           }
         }
       }
+      MORI_UNROLL
       for (u32 sum = 0; sum < sums; ++sum) {
         const u32 d = word * 64 + sum * T::lanes + t.lane();
-        if (d >= s.world()) break;
+        if (d >= s.world()) continue;
         t.add_block(&scratch.total[d], total[sum]);
         t.add_block(&scratch.before[d], before[sum]);
       }
     }
-    t.sync_block();
   }
 
   // Count words and header carry their own call number and no data hangs on them: relaxed stores, no fence. As
@@ -155,18 +175,21 @@ class Dispatch {
   // perform them before the polls have returned.
   MORI_DEVICE bool await_peers() {
     bool heard = true;
-    u64 word = 0;
-    for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
+    for (u32 i = t.thread(); i < s.world() * (s.world() + 1) && heard; i += t.threads()) {
+      const u32 source = i % s.world(), column = i / s.world();
       if (!s.live(source)) continue;
-      heard = await_header(s, source, CallKind::dispatch, Phase::counts, word);
-      scratch.header[source] = word;
-    }
-    for (u32 i = t.thread(); i < s.world() * s.world() && heard; i += t.threads()) {
-      const u32 source = i / s.world(), destination = i % s.world();
-      if (!s.live(source)) continue;
+      u64 word = 0;
+      if (column == 0) {
+        heard = await_header(s, source, CallKind::dispatch, Phase::counts, word);
+        scratch.header[source] = word;
+        continue;
+      }
+      const u32 destination = column - 1;
       heard = await_tagged(s, s.words.count(s.parity, source, destination), source, Phase::counts, word);
-      t.add_block(&scratch.received[destination], CountWord::value(word));
-      if (source < s.rank()) t.add_block(&scratch.base[destination], CountWord::value(word));
+      const u32 rows = CountWord::value(word);
+      t.add_block(&scratch.received[destination], rows);
+      if (source < s.rank()) t.add_block(&scratch.base[destination], rows);
+      if (destination == s.rank()) scratch.from[source] = rows;
     }
     return heard;
   }
@@ -184,16 +207,13 @@ class Dispatch {
   }
 
   MORI_DEVICE void copy_share() {
-    const u32 first = u32(share.begin / a.parts), last = u32(divide_up(share.end, a.parts));
+    const u32 first = share.begin / items, last = (share.end + items - 1) / items;
     for (u32 tile = first; tile < last; tile += dispatch_tile) {
       const u32 tokens = smaller(dispatch_tile, last - tile);
       if (t.warp() == 0) place_tile(tile, tokens);
       t.sync_block();
-      const u64 begin = larger<u64>(share.begin, u64(tile) * a.parts);
-      const u64 end = smaller<u64>(share.end, u64(tile + tokens) * a.parts);
-      for (u64 item = begin + t.warp(); item < end; item += t.warps()) {
-        send_item(tile, u32(item / a.parts), u32(item % a.parts));
-      }
+      const u32 begin = larger(share.begin, tile * items), end = smaller(share.end, (tile + tokens) * items);
+      for (u32 item = begin + t.warp(); item < end; item += t.warps()) do_item(tile, item / items, item % items);
       t.sync_block();
     }
   }
@@ -217,109 +237,118 @@ class Dispatch {
     }
   }
 
-  // One part of one token's row, to all its destinations; the first part takes the token's small data along.
-  MORI_DEVICE void send_item(u32 tile, u32 token, u32 part) {
+  MORI_DEVICE u32 slot_at(u32 i, u32 d) const { return scratch.base[d] + scratch.position[i * s.world() + d]; }
+
+  // One work item of one token: a part of its row, or its small data, to all its destinations.
+  MORI_DEVICE void do_item(u32 tile, u32 token, u32 item) {
     const u32 i = token - tile;
     Slot* slots = scratch.slots + t.warp() * s.world();
-    RowTarget* targets = scratch.targets + t.warp() * s.world();
     u32 count = 0;
     for (u32 word = 0; word < words; ++word) {
       const u64 mask = scratch.mask[i * words + word];
       for (u32 bit = t.lane(); bit < smaller(64u, s.world() - word * 64); bit += T::lanes) {
-        if ((mask >> bit & 1) == 0) continue;
-        const u32 d = word * 64 + bit, index = count + population(mask & bits_below(bit));
-        slots[index] = {d, scratch.base[d] + scratch.position[i * s.world() + d]};
-        targets[index] = {s.ep.template at<u8>(d, RegionId::dispatch_rows, u64(slots[index].slot) * a.row_bytes)};
+        const u32 d = word * 64 + bit;
+        if ((mask >> bit & 1) != 0) slots[count + population(mask & bits_below(bit))] = {d, slot_at(i, d)};
       }
       count += population(mask);
     }
     t.sync_warp();
-    if (part == 0) send_small_data(i, token, slots, count);
-    const RowPart bytes(a.row_bytes, part, a.parts);
-    t.fan_out(targets, count, a.input + u64(token) * a.row_bytes, bytes.begin, bytes.end, a.streaming != 0);
+    if (item == a.parts) {
+      send_small_data(token, slots, count);
+      write_sender_map(i, token);
+    } else {
+      const RowPart part(a.row_bytes, item, a.parts);
+      send_bytes(slots, count, RegionId::dispatch_rows, a.row_bytes, a.input + u64(token) * a.row_bytes, part);
+    }
     t.sync_warp();
   }
 
-  MORI_DEVICE void send_small_data(u32 i, u32 token, const Slot* slots, u32 count) {
+  // Part of one record to its slot in the same region at every destination.
+  MORI_DEVICE void send_bytes(const Slot* slots, u32 count, RegionId region, u32 bytes, const u8* from, RowPart part) {
+    RowTarget* targets = scratch.targets + t.warp() * s.world();
+    for (u32 index = t.lane(); index < count; index += T::lanes) {
+      targets[index] = {s.ep.template at<u8>(slots[index].rank, region, u64(slots[index].slot) * bytes)};
+    }
+    t.sync_warp();
+    t.fan_out(targets, count, from, part.begin, part.end, a.streaming != 0);
+    t.sync_warp();
+  }
+
+  MORI_DEVICE void send_small_data(u32 token, const Slot* slots, u32 count) {
     const u32 topk = a.ep.shape.topk;
-    const i32* ids = a.indices + u64(token) * topk;
-    for (u32 index = 0; index < count; ++index) {
-      const u32 d = slots[index].rank;
-      const u64 slot = slots[index].slot;
-      i32* out_ids = s.ep.template at<i32>(d, RegionId::dispatch_indices, slot * topk * 4);
-      float* out_weights = s.ep.template at<float>(d, RegionId::dispatch_weights, slot * topk * 4);
-      for (u32 k = t.lane(); k < topk; k += T::lanes) {
-        out_ids[k] = ids[k];
-        out_weights[k] = a.weights != nullptr ? a.weights[u64(token) * topk + k] : 0.0f;
-      }
-      u8* out_scales = s.ep.template at<u8>(d, RegionId::dispatch_scales, slot * a.scale_bytes);
-      for (u32 byte = t.lane(); byte < a.scale_bytes; byte += T::lanes) {
-        out_scales[byte] = a.scales[u64(token) * a.scale_bytes + byte];
-      }
-      if (t.lane() == 0) {
-        *s.ep.template at<u32>(d, RegionId::dispatch_source, slot * 4) = s.rank() * a.ep.shape.flat_stride() + token;
+    for (u32 k = t.lane(); k < topk; k += T::lanes) {
+      const i32 id = a.indices[u64(token) * topk + k];
+      const float weight = a.weights != nullptr ? a.weights[u64(token) * topk + k] : 0.0f;
+      for (u32 index = 0; index < count; ++index) {
+        const u64 at = (u64(slots[index].slot) * topk + k) * 4;
+        *s.ep.template at<i32>(slots[index].rank, RegionId::dispatch_indices, at) = id;
+        *s.ep.template at<float>(slots[index].rank, RegionId::dispatch_weights, at) = weight;
       }
     }
-    write_sender_map(i, token, ids);
+    for (u32 index = t.lane(); index < count; index += T::lanes) {
+      *s.ep.template at<u32>(slots[index].rank, RegionId::dispatch_source, u64(slots[index].slot) * 4) =
+          s.rank() * a.ep.shape.flat_stride() + token;
+    }
+    if (a.scale_bytes == 0) return;
+    send_bytes(slots, count, RegionId::dispatch_scales, a.scale_bytes, a.scales + u64(token) * a.scale_bytes,
+               RowPart(a.scale_bytes, 0, 1));
   }
 
   // Entry (token, k): the flat index of the row at its destination, for the first k that names the destination.
-  MORI_DEVICE void write_sender_map(u32 i, u32 token, const i32* ids) {
+  MORI_DEVICE void write_sender_map(u32 i, u32 token) {
     const u32 topk = a.ep.shape.topk;
+    const i32* ids = a.indices + u64(token) * topk;
     u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
       const u32 d = rank_of(ids[k]);
       bool kept = d < s.world() && (scratch.mask[i * words + d / 64] >> (d % 64) & 1) != 0;
       for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
-      map[k] = kept ? d * a.ep.shape.flat_stride() + scratch.base[d] + scratch.position[i * s.world() + d]
-                    : a.ep.shape.null_index();
+      map[k] = kept ? d * a.ep.shape.flat_stride() + slot_at(i, d) : a.ep.shape.null_index();
       if (d == ~0u) T::count(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
     }
   }
 
-  // Rows word: stored by the last block after every block's stores were released (count_in) and once more
-  // released here; read by the peer's last block, which acquires before its kernel ends, so that later kernels
-  // on its stream read the rows plainly.
+  // Rows words: stored by thread 0 of the last block behind the fences of count_in, so after every block's rows; read
+  // by the peers' last blocks, which acquire before their kernels end, so that later kernels read the rows plainly.
   MORI_DEVICE void finish(const CallFault& fault) {
-    bool complete = !is_aborted<T>(s.comm);
-    if (complete) {
-      if (t.thread() < s.world()) T::release_system();
-      for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
+    const u32 arrived = s.count_in(&s.state->arrived, t.blocks(), [&] {
+      if (is_aborted<T>(s.comm)) return;
+      for (u32 peer = 0; peer < s.world(); ++peer) {
         if (s.live(peer)) s.send_word(peer, s.words.rows(s.parity, s.rank()), FlagWord::encode(s.call));
       }
-      s.delay(DelayPoint::flagged);
-      u64 word = 0;
-      for (u32 source = t.thread(); source < s.world() && complete; source += t.threads()) {
-        if (s.live(source)) complete = await_tagged(s, s.words.rows(s.parity, source), source, Phase::rows, word);
-      }
+    });
+    if (arrived != t.blocks()) return;
+    s.delay(DelayPoint::flagged);
+    bool complete = !is_aborted<T>(s.comm);
+    u64 word = 0;
+    for (u32 source = t.thread(); source < s.world() && complete; source += t.threads()) {
+      if (s.live(source)) complete = await_tagged(s, s.words.rows(s.parity, source), source, Phase::rows, word);
+      T::acquire_system();
     }
     complete = s.agree(complete);
-    T::acquire_system();
     if (t.thread() == 0) record(complete && fault.kind == CallFaultKind::none, fault);
+    if (complete) count_stats();
   }
 
   MORI_DEVICE void record(bool delivered, const CallFault& fault) {
     const u32 received = delivered ? scratch.received[s.rank()] : 0;
     *s.ep.template own<u32>(RegionId::received_count) = received;
-    s.state->received = received;
-    s.state->tokens = delivered ? a.tokens : 0;
-    s.state->dispatched = 1;
+    s.state->last.received = received;
+    s.state->last.tokens = delivered ? a.tokens : 0;
+    s.state->last.dispatched = 1;
     if (fault.kind != CallFaultKind::none) s.state->fault = fault;
-    if (delivered) count_stats();
     s.close_call(CallKind::dispatch);
   }
 
   MORI_DEVICE void count_stats() {
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
     u64* rows_sent = reinterpret_cast<u64*>(stats + 1);
-    u64* rows_received = rows_sent + s.world();
-    stats->dispatches += 1;
-    for (u32 peer = 0; peer < s.world(); ++peer) {
+    if (t.thread() == 0) T::count(&stats->dispatches, 1);
+    for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
       if (!s.live(peer)) continue;
-      rows_sent[peer] += scratch.total[peer];
-      rows_received[peer] +=
-          CountWord::value(T::load_system(s.ep.word(s.rank(), s.words.count(s.parity, peer, s.rank()))));
+      T::count(&rows_sent[peer], scratch.total[peer]);
+      T::count(&rows_sent[s.world() + peer], scratch.from[peer]);
     }
   }
 
@@ -327,8 +356,10 @@ class Dispatch {
   const DispatchArgs& a;
   Session<T> s;
   DispatchScratch scratch;
+  u32 items;  // work items per token
   BlockShare share;
   u32 words;
+  u32 experts;
 };
 
 }  // namespace MORI_VARIANT

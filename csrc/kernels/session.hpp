@@ -22,13 +22,15 @@ enum class DelayPoint : u32 {
 struct BlockFlags {
   u32 is_first;  // this block took ticket 0: it speaks to the peers
   u32 failed;    // some thread's wait ended by an abort
-  u32 chunk;     // what thread 0 drew for the block: a staging chunk, a count
+  u32 drawn;     // what thread 0 drew for the block: a staging chunk, a count
   u32 unused;
 };
 
 template <class T>
 class Session {
  public:
+  // The state was written by the last block of the previous call, an earlier kernel of this stream: read plainly, once,
+  // because this call's last block may rewrite it while other blocks still work.
   MORI_DEVICE Session(T& target, const EpArgs& args)
       : target(target),
         ep(args),
@@ -36,49 +38,58 @@ class Session {
         comm(args.symmetric.control(args.symmetric.rank)),
         words(args.shape.world_size),
         flags(target.template scratch<BlockFlags>()),
-        // Written by the last block of the previous call, an earlier kernel of this stream: read plainly.
-        call(state->call + 1),
+        before(state->last),
+        live_low(T::load_system(&comm->live[0])),
+        aborted(is_aborted<T>(comm)),
+        call(before.call + 1),
         parity(u32(call & 1)),
-        wait{args.symmetric, args.twin, args.timeout_ns, call} {}
+        wait{args.symmetric, args.twin, args.timeout_ns, call} {
+    if (target.thread() == 0) {
+      flags->failed = 0;
+      ticket = T::add_device(&state->ticket, 1);
+    }
+  }
 
   MORI_DEVICE u32 rank() const { return ep.symmetric.rank; }
   MORI_DEVICE u32 world() const { return ep.symmetric.world_size; }
-  MORI_DEVICE bool live(u32 peer) const { return is_live<T>(comm, peer); }
+  MORI_DEVICE u64 live_word(u32 word) const { return word == 0 ? live_low : T::load_system(&comm->live[word]); }
+  MORI_DEVICE bool live(u32 peer) const { return (live_word(peer / 64) >> (peer % 64) & 1) != 0; }
 
   // The first block to start, whichever that is, sends what peers wait for: no word depends on a block that may
-  // not be resident. The atomic is issued here and its result used only after the counting, which hides it.
-  MORI_DEVICE void enter() {
-    if (target.thread() == 0) {
-      flags->is_first = T::add_device(&state->ticket, 1) == 0;
-      flags->failed = 0;
-    }
+  // not be resident. The ticket was drawn at the very start; its latency is spent on other work until here.
+  MORI_DEVICE bool is_first() {
+    if (target.thread() == 0) flags->is_first = ticket == 0;
     target.sync_block();
-    delay(DelayPoint::entered);
+    return flags->is_first != 0;
   }
 
   // Counts this block into `counter` and returns the new count in all threads. Every storing wave has released its
-  // stores before the barrier and thread 0 releases the block's before it counts; whoever finds the count complete
-  // acquires, so that what it sends then comes after every block's stores.
-  MORI_DEVICE u32 count_in(u32* counter) {
+  // stores before the barrier, and thread 0 releases the block's before it counts. If the count is `complete`, thread 0
+  // fences once more: acquiring the other blocks' stores and releasing them for what `send` stores.
+  template <class Send>
+  MORI_DEVICE u32 count_in(u32* counter, u32 complete, Send send) {
     T::release_wave();
     target.sync_block();
     if (target.thread() == 0) {
       T::release_system();
-      flags->chunk = T::add_device(counter, 1) + 1;
-      T::acquire_system();
+      flags->drawn = T::add_device(counter, 1) + 1;
+      if (flags->drawn == complete) {
+        T::release_system();
+        send();
+      }
     }
     target.sync_block();
-    return flags->chunk;
+    return flags->drawn;
   }
 
-  // By one thread of the last block, when no other block of this call runs any more.
+  // By one thread, when every block of this call has read the state and drawn its tickets for the last time.
   MORI_DEVICE void close_call(CallKind kind) {
     state->ticket = 0;
     state->arrived = 0;
     state->stage_ticket = 0;
     state->staged = 0;
-    state->last_kind = kind;
-    state->call = call;
+    state->last.kind = kind;
+    state->last.call = call;
   }
 
   // True in all threads if no thread of the block saw its wait fail.
@@ -108,26 +119,32 @@ class Session {
   CommControl* comm;
   ControlWords words;
   BlockFlags* flags;
+  LastCall before;  // what the previous call left behind
+  u64 live_low;     // live ranks below 64
+  bool aborted;     // an earlier call failed for good: send nothing, or peers might take a word for its meaning
   u64 call;
   u32 parity;
+  u32 ticket = 0;  // thread 0's
   WaitContext wait;
 };
 
-// The part of the work items [0, items) that one block does: a contiguous run, so that a row's source rows and
-// its neighbours' stay together.
+// The part of the work items [0, items) that one block does: a contiguous run, as even as it gets.
 struct BlockShare {
-  u64 begin, end;
-  MORI_DEVICE BlockShare(u64 items, u32 block, u32 blocks)
-      : begin(items * block / blocks), end(items * (block + 1) / blocks) {}
+  u32 begin, end;
+  MORI_DEVICE BlockShare(u32 items, u32 block, u32 blocks) {
+    const u32 each = items / blocks, left = items % blocks;
+    begin = block * each + smaller(block, left);
+    end = begin + each + (block < left ? 1 : 0);
+  }
 };
 
 // Bytes of a row that one of `parts` work items handles; starts stay 64-byte aligned inside the row.
 struct RowPart {
-  u64 begin, end;
+  u32 begin, end;
   MORI_DEVICE RowPart(u32 row_bytes, u32 part, u32 parts) {
-    const u64 size = align_up(divide_up(row_bytes, parts), 64);
-    begin = smaller<u64>(part * size, row_bytes);
-    end = smaller<u64>(begin + size, row_bytes);
+    const u32 size = parts == 1 ? row_bytes : (row_bytes / parts + 64) & ~63u;
+    begin = smaller(part * size, row_bytes);
+    end = smaller(begin + size, row_bytes);
   }
 };
 

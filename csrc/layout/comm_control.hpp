@@ -16,10 +16,22 @@ enum class AbortKind : u32 { none = 0, peer_died = 1, peer_left = 2, peer_timeou
 // What a rank was waiting for when it gave up; names for messages are in mori/ops/faults.py.
 enum class Phase : u32 { none = 0, counts = 1, rows = 2, entered = 3, combine_ready = 4, watch = 5, barrier = 6 };
 
-// The sticky abort word: kind:8 | phase:8 | peer:16 | call:32. Zero means that all is well.
+// The sticky abort word: kind:4 | phase:4 | peer:12 | origin:12 | call:32. Zero means that all is well. `peer` is the
+// rank that failed, `origin` the one that noticed.
 struct AbortCause {
-  MORI_SHARED_CODE static constexpr u64 encode(AbortKind kind, Phase phase, u32 peer, u64 call) {
-    return u64(kind) << 56 | u64(phase) << 48 | u64(peer & 0xffff) << 32 | (call & 0xffffffffull);
+  AbortKind kind;
+  Phase phase;
+  u32 peer;
+  u32 origin;
+  u64 call;
+
+  MORI_SHARED_CODE constexpr u64 encode() const {
+    return u64(kind) << 60 | u64(phase) << 56 | u64(peer & 0xfff) << 44 | u64(origin & 0xfff) << 32 |
+           (call & 0xffffffffull);
+  }
+  MORI_SHARED_CODE static constexpr AbortCause decode(u64 word) {
+    return {AbortKind(word >> 60), Phase(word >> 56 & 0xf), u32(word >> 44 & 0xfff), u32(word >> 32 & 0xfff),
+            word & 0xffffffffull};
   }
 };
 
@@ -27,18 +39,15 @@ struct AbortCause {
 // lie on different cache lines. A rank on a GPU has a second one, the *twin*, in host memory that its GPU maps and
 // its peers' processes share: watchers and leaving ranks write there, and kernels look at it while they wait.
 struct CommControl {
-  // Fault mailbox. Whoever moves `abort_claim` from 0 writes the details, then stores the cause (release);
-  // a reader that sees the cause (acquire) may read the details.
-  alignas(64) u64 abort_claim;
-  u64 abort_cause;
+  // Moves from 0 once, by compare-and-swap, so that no death between two steps can leave it half set.
+  alignas(64) u64 abort_cause;
+  // What this rank expected and found when it gave up itself; stored before any abort word that names it as origin.
   u64 abort_expected;
   u64 abort_seen;
-  u64 abort_origin;
   // In the twin only: the abort word of this rank's own GPU, mirrored for the host to see.
   alignas(64) u64 device_cause;
   u64 device_expected;
   u64 device_seen;
-  u64 device_origin;
   // Host doorbell: whoever stores a word this rank may wait for adds 1 to the value and wakes waiters.
   alignas(64) u32 doorbell_value;
   u32 doorbell_waiters;

@@ -37,13 +37,18 @@ struct CallFault {
   u64 seen;      // need, or the differing header word
 };
 
+// What a call finds: one aligned record, so that a kernel learns it in one go.
+struct alignas(32) LastCall {
+  u64 call;        // calls completed, dispatches and combines alike
+  CallKind kind;   // of the last completed call
+  u32 tokens;      // of the last dispatch
+  u32 received;    // rows of the last dispatch
+  u32 dispatched;  // 1 after the first dispatch
+};
+
 // Fixed part of the control region. Only this rank's own kernels touch it.
 struct OpState {
-  u64 call;                      // calls completed, dispatches and combines alike
-  CallKind last_kind;            // of the last completed call
-  u32 tokens;                    // of the last dispatch
-  u32 received;                  // rows of the last dispatch
-  u32 dispatched;                // 1 after the first dispatch
+  LastCall last;
   alignas(64) u32 ticket;        // blocks that entered this launch
   alignas(64) u32 arrived;       // blocks that finished it
   alignas(64) u32 stage_ticket;  // staging chunks handed out

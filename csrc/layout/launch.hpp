@@ -12,11 +12,21 @@ inline namespace MORI_VARIANT {
 // Element types whose rows the kernels can add up; every other type only travels as bytes.
 enum class Arithmetic : u32 { none = 0, float32 = 1, bfloat16 = 2 };
 
+// Division of expert ids by a constant divisor, as a multiplication: exact while dividend < 2^24 and
+// dividend * divisor < 2^40.
+struct Divider {
+  u64 multiplier;
+
+  MORI_SHARED_CODE static constexpr Divider by(u32 divisor) { return {divide_up(1ull << 40, divisor)}; }
+  MORI_SHARED_CODE constexpr u32 operator()(u32 dividend) const { return u32(dividend * multiplier >> 40); }
+};
+
 struct EpArgs {
   Symmetric symmetric;
   u64 window;  // offset of the op's window in every slice
   EpShape shape;
   EpLayout layout;
+  Divider experts;    // by experts per rank
   CommControl* twin;  // GPUs: this rank's control block in host memory; null on the host target
   u64 timeout_ns;
   void* profiler;     // null: tracing is off

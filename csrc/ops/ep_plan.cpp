@@ -30,7 +30,13 @@ EpPlan::EpPlan(std::shared_ptr<Communicator> communicator, std::shared_ptr<Memor
   args_.window = memory_->offset;
   args_.shape = shape;
   args_.layout = ep_layout(shape);
+  args_.experts = Divider::by(shape.experts_per_rank);
   args_.timeout_ns = options.timeout_ns;
+  const u64 experts = u64(shape.world_size) * shape.experts_per_rank;
+  if (experts >= 1ull << 24 || experts * shape.experts_per_rank >= 1ull << 40) {
+    throw std::invalid_argument(std::to_string(experts) + " experts are too many: at most 16777215 in all, and their " +
+                                "number times experts_per_rank below 2^40");
+  }
   if (memory_->bytes < args_.layout.total_bytes) {
     throw std::invalid_argument("the window has " + std::to_string(memory_->bytes) + " bytes, the layout needs " +
                                 std::to_string(args_.layout.total_bytes));
@@ -71,7 +77,7 @@ Outcome EpPlan::combine(const CombineCall& call) {
   args.dtype = call.dtype;
   args.arithmetic = call.arithmetic;
   args.parts = parts_of(call.tokens, call.row_bytes);
-  args.streaming = streaming(u64(state()->received) * call.row_bytes);
+  args.streaming = streaming(u64(state()->last.received) * call.row_bytes);
   return launch(mori_host::Kernel::combine, &args, CombineScratch::bytes(args_.shape.world_size, args_.shape.topk, 1));
 }
 
@@ -79,7 +85,7 @@ Outcome EpPlan::launch(mori_host::Kernel kernel, const void* args, u64 scratch_b
   if (busy_.test_and_set(std::memory_order_acquire)) return Outcome::busy;
   Outcome outcome = Outcome::aborted;
   if (!communicator_->fault()) {
-    const u64 call = state()->call + 1;
+    const u64 call = state()->last.call + 1;
     grid_.run(kernel, args, scratch_bytes);
     if (!communicator_->fault()) outcome = state()->fault.call == call ? Outcome::call_fault : Outcome::done;
   }
@@ -108,7 +114,7 @@ void EpPlan::set_call_number(u64 call) {
     const bool is_header = word >= headers && word < flags;
     *word = is_header ? HeaderWord::encode(call, {0, 0, CallKind::dispatch, false, 0}) : CountWord::encode(call, 0);
   }
-  state()->call = call;
+  state()->last.call = call;
 }
 
 void EpPlan::set_test_delays(u32 seed, u32 longest_us) {

@@ -42,10 +42,10 @@ class EpPlan {
   Outcome dispatch(const DispatchCall& call);
   Outcome combine(const CombineCall& call);
 
-  u32 received() const { return state()->received; }
-  u32 dispatched_tokens() const { return state()->tokens; }
-  bool has_dispatched() const { return state()->dispatched != 0; }
-  u64 call_number() const { return state()->call; }
+  u32 received() const { return state()->last.received; }
+  u32 dispatched_tokens() const { return state()->last.tokens; }
+  bool has_dispatched() const { return state()->last.dispatched != 0; }
+  u64 call_number() const { return state()->last.call; }
   CallFault last_fault() const { return state()->fault; }
   unsigned threads() const { return grid_.threads(); }
   const char* variant_name() const { return grid_.variant_name(); }

@@ -2,62 +2,99 @@
 
 #include <unistd.h>
 
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
 namespace mori {
 
+struct HostGrid::Pool {
+  Pool(mori_host::Variant chosen, unsigned threads, u64 spin_ns) : variant(chosen), places(threads), scratch(threads) {
+    for (unsigned i = 0; i < threads; ++i) places[i] = {i, threads, nullptr, spin_ns};
+    for (unsigned i = 1; i < threads; ++i) workers.emplace_back(&Pool::work, this, i);
+  }
+
+  ~Pool() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
+  void reserve_scratch(std::size_t bytes) {
+    if (bytes <= scratch_bytes) return;
+    for (unsigned i = 0; i < places.size(); ++i) {
+      scratch[i] = std::make_unique<std::max_align_t[]>(bytes / sizeof(std::max_align_t) + 1);
+      places[i].scratch = scratch[i].get();
+    }
+    scratch_bytes = bytes;
+  }
+
+  void wake_workers(mori_host::Kernel next, const void* next_args) {
+    const std::lock_guard lock(mutex);
+    kernel = next;
+    args = next_args;
+    running = unsigned(workers.size());
+    ++generation;
+    start.notify_all();
+  }
+
+  void await_workers() {
+    std::unique_lock lock(mutex);
+    finished.wait(lock, [this] { return running == 0; });
+  }
+
+  void work(unsigned index) {
+    unsigned long seen = 0;
+    std::unique_lock lock(mutex);
+    for (;;) {
+      start.wait(lock, [&] { return stop || generation != seen; });
+      if (stop) return;
+      seen = generation;
+      lock.unlock();
+      variant.run(unsigned(kernel), args, &places[index]);
+      lock.lock();
+      if (--running == 0) finished.notify_one();
+    }
+  }
+
+  mori_host::Variant variant;
+  std::vector<HostPlace> places;
+  std::vector<std::unique_ptr<std::max_align_t[]>> scratch;
+  std::size_t scratch_bytes = 0;
+
+  std::mutex mutex;
+  std::condition_variable start, finished;
+  unsigned long generation = 0;
+  unsigned running = 0;
+  bool stop = false;
+  mori_host::Kernel kernel{};
+  const void* args = nullptr;
+  std::vector<std::thread> workers;
+};
+
 HostGrid::HostGrid(mori_host::Variant variant, unsigned threads, u64 spin_ns)
-    : variant_(variant), places_(threads), scratch_(threads), owner_pid_(getpid()) {
-  for (unsigned i = 0; i < threads; ++i) places_[i] = {i, threads, nullptr, spin_ns};
-  for (unsigned i = 1; i < threads; ++i) workers_.emplace_back(&HostGrid::work, this, i);
-}
+    : pool_(std::make_unique<Pool>(variant, threads, spin_ns)), owner_pid_(getpid()) {}
 
 HostGrid::~HostGrid() {
-  if (getpid() != owner_pid_) {  // a forked child has the objects but not the threads
-    for (std::thread& worker : workers_) worker.detach();
-    return;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  start_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  // A forked child has the objects but not the threads that wait in them: leaked, for destroying them would hang.
+  if (getpid() != owner_pid_) [[maybe_unused]]
+    auto* leaked = pool_.release();
 }
+
+unsigned HostGrid::threads() const { return unsigned(pool_->places.size()); }
+
+const char* HostGrid::variant_name() const { return pool_->variant.name; }
 
 void HostGrid::run(mori_host::Kernel kernel, const void* args, std::size_t scratch_bytes) {
-  if (scratch_bytes > scratch_bytes_) {
-    for (unsigned i = 0; i < threads(); ++i) {
-      scratch_[i] = std::make_unique<std::max_align_t[]>(scratch_bytes / sizeof(std::max_align_t) + 1);
-      places_[i].scratch = scratch_[i].get();
-    }
-    scratch_bytes_ = scratch_bytes;
-  }
-  if (threads() > 1) {
-    const std::lock_guard lock(mutex_);
-    kernel_ = kernel;
-    args_ = args;
-    running_ = threads() - 1;
-    ++generation_;
-    start_.notify_all();
-  }
-  variant_.run(unsigned(kernel), args, &places_[0]);
-  if (threads() > 1) {
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [this] { return running_ == 0; });
-  }
-}
-
-void HostGrid::work(unsigned index) {
-  unsigned long seen = 0;
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    start_.wait(lock, [&] { return stop_ || generation_ != seen; });
-    if (stop_) return;
-    seen = generation_;
-    lock.unlock();
-    variant_.run(unsigned(kernel_), args_, &places_[index]);
-    lock.lock();
-    if (--running_ == 0) finished_.notify_one();
-  }
+  pool_->reserve_scratch(scratch_bytes);
+  const bool alone = pool_->workers.empty();
+  if (!alone) pool_->wake_workers(kernel, args);
+  pool_->variant.run(unsigned(kernel), args, &pool_->places[0]);
+  if (!alone) pool_->await_workers();
 }
 
 }  // namespace mori
