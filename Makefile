@@ -9,6 +9,7 @@ CXX ?= g++
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := $(BIN)/python tools/requirements.py
+SITE := $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Stamps: what a finished step leaves behind, so that it is not done again.
@@ -59,16 +60,20 @@ build: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# A torch that the interpreter already has is used: it is by far the largest download.
+# A torch that the interpreter already has is used: it is by far the largest download. An interpreter that lives in a
+# virtual environment itself does not hand its packages on; then a .pth file leads to them.
 $(CREATED):
 	@command -v $(PYTHON) >/dev/null || { echo "make: there is no $(PYTHON); set PYTHON to a Python 3.10 or later" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "make: $(PYTHON) is $$($(PYTHON) -V); mori needs Python 3.10 or later: set PYTHON" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "make: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@if $(PYTHON) tools/requirements.py --have-torch; \
-		then $(PYTHON) -m venv --system-site-packages $(VENV); \
-		else $(PYTHON) -m venv $(VENV) && $(PIP) $$($(REQUIREMENTS) dev --only torch); fi
+	@if folder=$$($(PYTHON) tools/requirements.py --have-torch); then \
+		$(PYTHON) -m venv --system-site-packages $(VENV); \
+		$(REQUIREMENTS) --have-torch >/dev/null || echo "$$folder" >$$($(SITE))/torch_of_the_interpreter.pth; \
+	else \
+		$(PYTHON) -m venv $(VENV) && $(PIP) $$($(REQUIREMENTS) dev --only torch); \
+	fi
 	@touch $@
 
 $(INSTALLED): $(CREATED) pyproject.toml $(NATIVE_SOURCES)
