@@ -58,7 +58,7 @@ __all__ = [
     "target",
 ]
 
-_SUBPACKAGES = ("cco", "cpp", "env", "errors", "io", "ops", "shmem", "target", "tensor_utils")
+_SUBPACKAGES = ("cco", "cpp", "env", "errors", "io", "jit", "ops", "shmem", "target", "tensor_utils")
 _EXCEPTIONS = [name for name in __all__ if name[0].isupper()]
 # Names that programs written for other releases may look for, with what is true of them here.
 _ABSENT = {
@@ -66,7 +66,6 @@ _ABSENT = {
     "ccl": "collectives other than dispatch and combine are out of scope",
     "ir": "there is no Triton binding",
     "jax": "there is no JAX binding",
-    "jit": "not there yet: it comes with the GPU targets",
     "kernel_profiler": "not there yet: it comes with the GPU targets",
 }
 
