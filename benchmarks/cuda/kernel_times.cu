@@ -248,6 +248,40 @@ u64 wrong(Case c) {
   return bad;
 }
 
+// Where the time of one small call goes: ticks of block 0 at each point of both kernels, on rank 0.
+void trace(u32 tokens) {
+  const char* const names[] = {"entered", "counted", "announced", "heard", "copied", "arrived", "staged", "folded"};
+  u64* buffer[world];
+  for (u32 r = 0; r < world; ++r) {
+    CHECK(cudaSetDevice(r));
+    CHECK(cudaMalloc(reinterpret_cast<void**>(&buffer[r]), 2 * 1024 * sizeof(u64)));
+  }
+  vector<u64> host(u32(Point::count));
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    for (u32 r = 0; r < world; ++r) {
+      CHECK(cudaSetDevice(r));
+      for (int i = 0; i < 20; ++i) {
+        ranks[r].ep.profiler = buffer[r];
+        const Case c{tokens, 2 * hidden, 8, 8, 7, false, false, false};
+        launch_dispatch(ranks[r], c);
+        ranks[r].ep.profiler = buffer[r] + 1024;
+        launch_combine(ranks[r], c);
+      }
+      ranks[r].ep.profiler = nullptr;
+    }
+    for (u32 r = 0; r < world; ++r) CHECK(cudaStreamSynchronize(ranks[r].stream));
+    CHECK(cudaSetDevice(0));
+    for (int kernel = 0; kernel < 2; ++kernel) {
+      CHECK(cudaMemcpy(host.data(), buffer[0] + 1024 * kernel, host.size() * 8, cudaMemcpyDeviceToHost));
+      std::printf("%s %u tokens, ticks since entered:", kernel == 0 ? "dispatch" : "combine", tokens);
+      for (u32 p = 1; p < u32(Point::count); ++p) {
+        if (host[p] >= host[0]) std::printf(" %s %lld", names[p], static_cast<long long>(host[p] - host[0]));
+      }
+      std::printf("\n");
+    }
+  }
+}
+
 u32 parts_for(u32 tokens, u32 row_bytes, u32 blocks, u32 warps) {
   const u32 most = std::max(1u, row_bytes / 2048);
   return std::max(1u, std::min(most, (blocks * warps + tokens - 1) / tokens));
@@ -262,6 +296,8 @@ int main(int argc, char** argv) {
     sizes.clear();
     for (int i = 1; i < argc; ++i) sizes.push_back(u32(std::atoi(argv[i])));
   }
+  trace(1);
+  trace(64);
   for (const bool fp8 : {false, true}) {
     for (const u32 n : sizes) {
       const u32 row_bytes = fp8 ? hidden : 2 * hidden;

@@ -11,9 +11,11 @@
 #if defined(__CUDACC__) || defined(__HIP__)
 #define MORI_SHARED_CODE __host__ __device__ inline  // layout arithmetic: runs on both sides
 #define MORI_DEVICE __device__ __forceinline__       // kernels and what they call
+#define MORI_RARE __device__ __noinline__            // ... on paths that are not worth their room
 #else
 #define MORI_SHARED_CODE inline
 #define MORI_DEVICE inline __attribute__((always_inline))
+#define MORI_RARE inline __attribute__((noinline, cold))
 #endif
 
 #if defined(__CUDACC__) || defined(__clang__)

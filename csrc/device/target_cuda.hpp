@@ -136,6 +136,7 @@ class CudaTarget {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
   }
+  MORI_DEVICE static u64 ticks() { return u64(clock64()); }
   MORI_DEVICE static void pause_for_test(u64 ns) {
     const u64 end = clock_ns() + ns;
     while (clock_ns() < end) {

@@ -13,7 +13,7 @@
 //   load_indices()                     a few router ids at once
 //   notify(control) / Waiter           how a waiter learns of a word, and gives up the core meanwhile
 //   fan_out(...)                       one row to several places
-//   pause_for_test(...)                artificial delays, null unless a test asks for them
+//   ticks() pause_for_test(...)        a clock for traces, artificial delays for tests
 #pragma once
 
 #include "../layout/comm_control.hpp"
@@ -182,6 +182,7 @@ class HostTarget {
     __builtin_memcpy(to, from, sizeof from);
   }
 
+  static u64 ticks() { return mori_host_clock_ns(); }
   static void pause_for_test(u64 ns) { mori_host_sleep_ns(ns); }
 
  private:

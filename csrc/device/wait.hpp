@@ -26,18 +26,11 @@ MORI_DEVICE bool is_aborted(const CommControl* control) {
   return T::load_system(&control->abort_cause) != 0;
 }
 
-// What the twin says about a peer that this rank waits for; the rarer half of a wait's checks.
-template <class T>
-MORI_DEVICE bool has_left(const WaitContext& context, u32 peer) {
-  const CommControl* told = context.twin != nullptr ? context.twin : context.symmetric.control(context.symmetric.rank);
-  return T::load_system(&told->peer_state[peer]) == u32(PeerState::left);
-}
-
 // Sets this rank's abort word unless it is set, then hands the first cause to every live peer that has none. The
 // details lie with the origin; they are stored before the word (the compare-and-swap releases), so whoever acquires
 // after it saw the word may read them.
 template <class T>
-MORI_DEVICE void abort_all(const Symmetric& symmetric, CommControl* twin, u64 cause, u64 expected, u64 seen) {
+MORI_RARE void abort_all(Symmetric symmetric, CommControl* twin, u64 cause, u64 expected, u64 seen) {
   CommControl* own = symmetric.control(symmetric.rank);
   if (!is_aborted<T>(own) && AbortCause::decode(cause).origin == symmetric.rank) {
     T::store_system(&own->abort_expected, expected);
@@ -61,41 +54,62 @@ MORI_DEVICE void abort_all(const Symmetric& symmetric, CommControl* twin, u64 ca
   }
 }
 
+enum class Outlook : u32 { hopeful, farewell, hopeless };
+
+// The rarer checks of a wait, once in a while: has the watcher noticed a death, has the peer left, is time up? A peer
+// stores its last words before its farewell, so after seeing that the caller looks at the word once more.
+template <class T>
+MORI_RARE Outlook examine(WaitContext context, u32 peer, Phase phase, u64 expected, u64 found, bool expired,
+                          Verdict verdict, bool farewell_seen) {
+  CommControl* own = context.symmetric.control(context.symmetric.rank);
+  if (is_aborted<T>(own)) return Outlook::hopeless;
+  if (context.twin != nullptr) {
+    const u64 cause = T::load_system(&context.twin->abort_cause);
+    if (cause != 0) {
+      abort_all<T>(context.symmetric, context.twin, cause, 0, 0);
+      return Outlook::hopeless;
+    }
+  }
+  AbortKind trouble = AbortKind::none;
+  const CommControl* told = context.twin != nullptr ? context.twin : own;
+  if (verdict == Verdict::ahead) {
+    trouble = AbortKind::out_of_step;
+  } else if (farewell_seen) {
+    trouble = AbortKind::peer_left;
+  } else if (T::load_system(&told->peer_state[peer]) == u32(PeerState::left)) {
+    T::acquire_system();
+    return Outlook::farewell;
+  } else if (expired) {
+    trouble = AbortKind::peer_timeout;
+  } else {
+    return Outlook::hopeful;
+  }
+  const u64 cause = AbortCause{trouble, phase, peer, context.symmetric.rank, context.call}.encode();
+  abort_all<T>(context.symmetric, context.twin, cause, expected, found);
+  return Outlook::hopeless;
+}
+
 // Waits until `judge_word(found)` is ready, `found` being the word loaded; the judge may replace it by another word
-// that explains its verdict better. `peer` is who
-// stores it. The load is relaxed: the caller fences before it reads data that the word guards.
+// that explains its verdict better. `peer` is who stores it. The load is relaxed: the caller fences before it reads
+// data that the word guards.
 template <class T, class Judge>
 MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u64* word, u32 peer, Phase phase,
                            Judge judge_word, u64 expected, u64& found) {
   CommControl* own = context.symmetric.control(context.symmetric.rank);
   typename T::Waiter waiter(target, own, context.timeout_ns);
+  bool farewell = false;
   for (;;) {
     waiter.arm();
     found = T::load_system(word);
+    const bool aborted = is_aborted<T>(own);
     const Verdict verdict = judge_word(found);
     if (verdict == Verdict::ready) return true;
-    AbortKind trouble = AbortKind::none;
-    if (verdict == Verdict::ahead) trouble = AbortKind::out_of_step;
-    if (trouble == AbortKind::none && is_aborted<T>(own)) return false;
-    if (trouble == AbortKind::none && waiter.patient() && context.twin != nullptr) {
-      const u64 cause = T::load_system(&context.twin->abort_cause);
-      if (cause != 0) {  // the watcher noticed a death
-        abort_all<T>(context.symmetric, context.twin, cause, 0, 0);
-        return false;
-      }
-    }
-    if (trouble == AbortKind::none && waiter.patient() && has_left<T>(context, peer)) {
-      // The peer stored its last words before it left: look once more, after its farewell.
-      T::acquire_system();
-      found = T::load_system(word);
-      if (judge_word(found) == Verdict::ready) return true;
-      trouble = AbortKind::peer_left;
-    }
-    if (trouble == AbortKind::none && waiter.expired()) trouble = AbortKind::peer_timeout;
-    if (trouble != AbortKind::none) {
-      abort_all<T>(context.symmetric, context.twin,
-                   AbortCause{trouble, phase, peer, context.symmetric.rank, context.call}.encode(), expected, found);
-      return false;
+    if (aborted) return false;
+    if (verdict == Verdict::ahead || farewell || waiter.patient()) {
+      const Outlook outlook = examine<T>(context, peer, phase, expected, found, waiter.expired(), verdict, farewell);
+      if (outlook == Outlook::hopeless) return false;
+      farewell = outlook == Outlook::farewell;
+      if (farewell) continue;
     }
     waiter.rest();
   }

@@ -42,20 +42,22 @@ class Combine {
       : t(target), a(args), s(target, args.ep), scratch(target.template scratch<void>(), args.ep.shape.world_size) {}
 
   MORI_DEVICE void run() {
-    s.delay(DelayPoint::entered);
+    s.pass(Point::entered);
     const bool is_first = s.is_first();
     bool heard = s.agree(!s.aborted && enter_after_combine(is_first));
     if (heard) {
       stage_and_publish();
-      s.delay(DelayPoint::staged);
+      s.pass(Point::staged);
       heard = s.agree(await_peers());
     }
     T::acquire_wave();
+    s.pass(Point::heard);
     CallFault fault{};
     if (heard) fault = compare_headers(s, scratch.header);
     if (t.thread() == 0) leave(heard, fault);
-    s.delay(DelayPoint::folded);
+    s.pass(Point::arrived);
     reduce_share(heard && fault.kind == CallFaultKind::none);
+    s.pass(Point::folded);
   }
 
  private:

@@ -73,18 +73,19 @@ class Dispatch {
 
   MORI_DEVICE void run() {
     clear_counters();
-    s.delay(DelayPoint::entered);
+    s.pass(Point::entered);
     count_rows();
-    s.delay(DelayPoint::counted);
+    s.pass(Point::counted);
     if (s.is_first() && !s.aborted) announce();
-    s.delay(DelayPoint::announced);
+    s.pass(Point::announced);
     const bool heard = s.agree(!s.aborted && await_peers());
+    s.pass(Point::heard);
     CallFault fault{};
     if (heard) {
       fault = find_fault();
       if (fault.kind == CallFaultKind::none) copy_share();
     }
-    s.delay(DelayPoint::copied);
+    s.pass(Point::copied);
     finish(fault);
   }
 
@@ -319,7 +320,7 @@ class Dispatch {
       }
     });
     if (arrived != t.blocks()) return;
-    s.delay(DelayPoint::flagged);
+    s.pass(Point::arrived);
     bool complete = !is_aborted<T>(s.comm);
     u64 word = 0;
     for (u32 source = t.thread(); source < s.world() && complete; source += t.threads()) {
@@ -329,6 +330,7 @@ class Dispatch {
     complete = s.agree(complete);
     if (t.thread() == 0) record(complete && fault.kind == CallFaultKind::none, fault);
     if (complete) count_stats();
+    s.pass(Point::folded);
   }
 
   MORI_DEVICE void record(bool delivered, const CallFault& fault) {

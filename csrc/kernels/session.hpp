@@ -7,16 +7,8 @@
 namespace mori {
 inline namespace MORI_VARIANT {
 
-// Points of a kernel at which a test may delay a block, to shake the interleavings loose.
-enum class DelayPoint : u32 {
-  entered = 1,
-  counted = 2,
-  announced = 3,
-  copied = 4,
-  flagged = 5,
-  staged = 6,
-  folded = 7
-};
+// Points that every block of a kernel passes; `pass` says what for.
+enum class Point : u32 { entered, counted, announced, heard, copied, arrived, staged, folded, count };
 
 // Head of a block's scratch memory; the arrays of each kernel follow it.
 struct BlockFlags {
@@ -25,6 +17,14 @@ struct BlockFlags {
   u32 drawn;     // what thread 0 drew for the block: a staging chunk, a count
   u32 unused;
 };
+
+// Sleeps at every fourth place or so, by the hash of where it is.
+template <class T>
+MORI_RARE void delay_for_test(u32 longest_us, u32 hash) {
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  hash ^= hash >> 13;
+  if (hash % 4 == 0) T::pause_for_test(1000ull * (hash / 4 % longest_us));
+}
 
 template <class T>
 class Session {
@@ -104,13 +104,15 @@ class Session {
     T::notify(ep.symmetric.control(peer));
   }
 
-  MORI_DEVICE void delay(DelayPoint point) {
-    if (ep.test_delay_us == 0) return;
-    u32 hash = ep.test_delay_seed * 2654435761u ^ u32(call) * 2246822519u ^ rank() * 3266489917u;
-    hash ^= target.block() * 668265263u ^ u32(point) * 374761393u;
-    hash = (hash ^ hash >> 15) * 2246822519u;
-    hash ^= hash >> 13;
-    if (hash % 4 == 0) T::pause_for_test(1000ull * (hash / 4 % ep.test_delay_us));
+  // Marks the passing of a point: for traces, and for tests that delay blocks at random.
+  MORI_DEVICE void pass(Point point) {
+    if (ep.profiler != nullptr && target.thread() == 0) {
+      ep.profiler[target.block() * u32(Point::count) + u32(point)] = T::ticks();
+    }
+    if (ep.test_delay_us != 0) {
+      delay_for_test<T>(ep.test_delay_us, ep.test_delay_seed ^ u32(call) * 2246822519u ^ rank() * 3266489917u ^
+                                              target.block() * 668265263u ^ u32(point) * 374761393u);
+    }
   }
 
   T& target;

@@ -29,7 +29,7 @@ struct EpArgs {
   Divider experts;    // by experts per rank
   CommControl* twin;  // GPUs: this rank's control block in host memory; null on the host target
   u64 timeout_ns;
-  void* profiler;     // null: tracing is off
+  u64* profiler;      // null: tracing is off; else one time per block and point
   u32 test_delay_us;  // 0: no artificial delays
   u32 test_delay_seed;
 
