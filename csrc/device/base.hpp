@@ -21,8 +21,11 @@
 #if defined(__CUDACC__) || defined(__clang__)
 #define MORI_UNROLL _Pragma("unroll")
 #define MORI_UNROLL_TWICE _Pragma("unroll 2")
+#define MORI_ROLLED \
+  _Pragma("unroll 1")  // a loop that is not worth its room: kernels must stay in the instruction cache
 #else
 #define MORI_UNROLL_TWICE
+#define MORI_ROLLED
 #define MORI_UNROLL  // g++ vectorises instead
 #endif
 
@@ -52,6 +55,14 @@ MORI_SHARED_CODE constexpr u64 align_up(u64 value, u64 alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
+// Masks have one bit per lane, or per destination rank: 32 or 64, by the target's wave.
+MORI_DEVICE u32 population(u32 mask) {
+#if defined(__CUDA_ARCH__)
+  return u32(__popc(mask));
+#else
+  return u32(__builtin_popcount(mask));
+#endif
+}
 MORI_DEVICE u32 population(u64 mask) {
 #if defined(__CUDA_ARCH__)
   return u32(__popcll(mask));
@@ -59,7 +70,10 @@ MORI_DEVICE u32 population(u64 mask) {
   return u32(__builtin_popcountll(mask));
 #endif
 }
-MORI_DEVICE u64 bits_below(u32 bit) { return bit >= 64 ? ~0ull : (1ull << bit) - 1; }
+template <class Mask>
+MORI_DEVICE Mask bits_below(u32 bit) {
+  return bit >= 8 * sizeof(Mask) ? ~Mask(0) : (Mask(1) << bit) - 1;
+}
 
 MORI_SHARED_CODE constexpr u64 divide_up(u64 value, u64 divisor) { return (value + divisor - 1) / divisor; }
 

@@ -22,6 +22,7 @@ extern __shared__ __align__(16) u8 mori_block_scratch[];
 class CudaTarget {
  public:
   static constexpr u32 lanes = 32;
+  using Mask = u32;
   static constexpr u32 vector_bytes = 16;
   static constexpr u32 vector_alignment = 16;
   static constexpr u32 vectors_in_flight = 4;  // loads that a lane has under way before it uses the first
@@ -33,7 +34,7 @@ class CudaTarget {
   __device__ u32 lane() const { return threadIdx.x % lanes; }
   __device__ u32 thread() const { return threadIdx.x; }
   __device__ u32 threads() const { return blockDim.x; }
-  MORI_DEVICE static u64 ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
+  MORI_DEVICE static Mask ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
   MORI_DEVICE static void sync_warp() { __syncwarp(); }
   MORI_DEVICE static void sync_block() { __syncthreads(); }
   template <class Type>
@@ -146,18 +147,21 @@ class CudaTarget {
   // Bytes [begin, end) of a row to every target; the row is read once. Four loads per lane are under way at a time.
   MORI_DEVICE void fan_out(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end, bool) const {
     u64 all = reinterpret_cast<u64>(row) | begin | end;
+    MORI_ROLLED
     for (u32 i = 0; i < count; ++i) all |= reinterpret_cast<u64>(targets[i].address);
     if (all % vector_bytes != 0) {
       all % 4 == 0 ? copy_units<u32>(targets, count, row, begin, end) : copy_units<u8>(targets, count, row, begin, end);
       return;
     }
     constexpr u64 stride = lanes * vector_bytes;
+    MORI_ROLLED
     for (u64 at = begin + lane() * vector_bytes; at < end; at += vectors_in_flight * stride) {
       Vector held[vectors_in_flight];
       MORI_UNROLL
       for (u32 v = 0; v < vectors_in_flight; ++v) {
         if (at + v * stride < end) held[v] = load_vector_once(row + at + v * stride);
       }
+      MORI_ROLLED
       for (u32 i = 0; i < count; ++i) {
         u8* to = targets[i].address + at;
         MORI_UNROLL
@@ -187,9 +191,12 @@ class CudaTarget {
   }
 
   template <class Unit>
-  MORI_DEVICE void copy_units(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end) const {
-    for (u64 at = begin + lane() * sizeof(Unit); at < end; at += lanes * sizeof(Unit)) {
+  __device__ __noinline__ static void copy_units(const RowTarget* targets, u32 count, const u8* row, u64 begin,
+                                                 u64 end) {
+    MORI_ROLLED
+    for (u64 at = begin + threadIdx.x % lanes * sizeof(Unit); at < end; at += lanes * sizeof(Unit)) {
       const Unit held = *reinterpret_cast<const Unit*>(row + at);
+      MORI_ROLLED
       for (u32 i = 0; i < count; ++i) *reinterpret_cast<Unit*>(targets[i].address + at) = held;
     }
   }

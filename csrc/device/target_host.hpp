@@ -1,7 +1,7 @@
 // The host target: one lane per warp, one warp per block, one thread per block.
 //
 // A target is what a kernel needs from the machine, and all it needs. Every target offers:
-//   lanes                              threads that step together; ballots are u64 masks of that many bits
+//   lanes, Mask                        threads that step together, and an integer with at least a bit for each
 //   block() blocks() warp() warps() lane() thread() threads()     where am I
 //   ballot(p) sync_warp() sync_block() scratch()                  inside a block
 //   load/store_system, exchange_zero  single 64-bit words that peers touch; relaxed
@@ -49,6 +49,7 @@ struct HostPlace {
 class HostTarget {
  public:
   static constexpr u32 lanes = 1;
+  using Mask = u64;
   static constexpr u32 vector_bytes = 128;  // what a lane adds up at once; the compiler vectorises over it
   static constexpr u32 vector_alignment = 1;
   static constexpr u32 vectors_in_flight = 1;
@@ -62,7 +63,7 @@ class HostTarget {
   u32 lane() const { return 0; }
   u32 thread() const { return 0; }
   u32 threads() const { return 1; }
-  static u64 ballot(bool predicate) { return predicate ? 1 : 0; }
+  static Mask ballot(bool predicate) { return predicate ? 1 : 0; }
   static void sync_warp() {}
   static void sync_block() {}
   template <class Type>

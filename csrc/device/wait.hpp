@@ -46,6 +46,7 @@ MORI_RARE void abort_all(Symmetric symmetric, CommControl* twin, u64 cause, u64 
     T::release_system();
     T::store_system(&twin->device_cause, cause);
   }
+  MORI_ROLLED
   for (u32 peer = 0; peer < symmetric.world_size; ++peer) {
     if (peer == symmetric.rank || !is_live<T>(own, peer)) continue;
     CommControl* control = symmetric.control(peer);

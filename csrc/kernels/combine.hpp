@@ -54,9 +54,13 @@ class Combine {
     s.pass(Point::heard);
     CallFault fault{};
     if (heard) fault = compare_headers(s, scratch.header);
-    if (t.thread() == 0) leave(heard, fault);
+    // A block that has heard from all peers needs the call's state no more. So the last one to come here may end the
+    // call while rows are still being added, which is of no concern to any peer; the draw's latency hides behind them.
+    u32 arrived = 0;
+    if (t.thread() == 0) arrived = T::add_device(&s.state->arrived, 1) + 1;
     s.pass(Point::arrived);
     reduce_share(heard && fault.kind == CallFaultKind::none);
+    if (arrived == t.blocks()) record(heard, fault);
     s.pass(Point::folded);
   }
 
@@ -68,11 +72,13 @@ class Combine {
   MORI_DEVICE bool enter_after_combine(bool is_first) {
     if (s.before.kind != CallKind::combine) return true;
     if (is_first) {
+      MORI_ROLLED
       for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
         if (s.live(peer)) s.send_word(peer, s.words.entered(s.parity, s.rank()), FlagWord::encode(s.call));
       }
     }
     bool heard = true;
+    MORI_ROLLED
     for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
       if (s.live(source)) heard = await_entered(source);
     }
@@ -110,6 +116,7 @@ class Combine {
     if (chunks == 0) return;
     // Staged rows: released by the waves that wrote them, counted in `staged` (device scope), and released once more by
     // the thread that finds the count complete, before the header.
+    MORI_ROLLED
     for (u32 chunk = claim(); chunk < chunks; chunk = claim()) {
       stage_rows(chunk * stage_chunk_rows, smaller(rows, (chunk + 1) * stage_chunk_rows));
       s.count_in(&s.state->staged, chunks, [&] { publish(); });
@@ -118,6 +125,7 @@ class Combine {
 
   MORI_DEVICE void publish() {
     const u64 word = HeaderWord::encode(s.call, {a.row_bytes, a.dtype, CallKind::combine, a.weights != nullptr, 0});
+    MORI_ROLLED
     for (u32 peer = 0; peer < s.world(); ++peer) {
       if (s.live(peer)) s.send_word(peer, s.words.header(s.parity, s.rank()), word);
     }
@@ -133,6 +141,7 @@ class Combine {
   // Rows beyond those that were passed become zeros: never an earlier call's rows.
   MORI_DEVICE void stage_rows(u32 begin, u32 end) {
     const u32 topk = a.ep.shape.topk;
+    MORI_ROLLED
     for (u32 row = begin + t.warp(); row < end; row += t.warps()) {
       if (stages_rows()) {
         u8* to = s.ep.template own<u8>(RegionId::combine_in_rows, u64(row) * a.row_bytes);
@@ -140,11 +149,13 @@ class Combine {
         if (row < a.input_rows) {
           t.fan_out(&target, 1, a.input + u64(row) * a.row_bytes, 0, a.row_bytes, a.streaming != 0);
         } else {
+          MORI_ROLLED
           for (u32 byte = t.lane(); byte < a.row_bytes; byte += T::lanes) to[byte] = 0;
         }
       }
       if (a.weights == nullptr) continue;
       float* to = s.ep.template own<float>(RegionId::combine_in_weights, u64(row) * topk * 4);
+      MORI_ROLLED
       for (u32 k = t.lane(); k < topk; k += T::lanes) {
         to[k] = row < a.weight_rows ? a.weights[u64(row) * topk + k] : 0.0f;
       }
@@ -153,6 +164,7 @@ class Combine {
 
   MORI_DEVICE bool await_peers() {
     bool heard = true;
+    MORI_ROLLED
     for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
       if (!s.live(source)) continue;
       u64 word = 0;
@@ -167,6 +179,7 @@ class Combine {
   MORI_DEVICE void reduce_share(bool heard) {
     const BlockShare share(a.tokens * a.parts, t.block(), t.blocks());
     RowSource* sources = scratch.sources + u64(t.warp()) * a.ep.shape.topk;
+    MORI_ROLLED
     for (u32 item = share.begin + t.warp(); item < share.end; item += t.warps()) {
       const u32 token = item / a.parts, part = item % a.parts;
       const u32 count = heard && token < s.before.tokens ? find_sources(token, sources) : 0;
@@ -184,16 +197,17 @@ class Combine {
     const EpShape& shape = a.ep.shape;
     const u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * shape.topk * 4);
     u32 count = 0;
+    MORI_ROLLED
     for (u32 start = 0; start < shape.topk; start += T::lanes) {
       const u32 k = start + t.lane();
       const u32 flat = k < shape.topk ? map[k] : shape.null_index();
       const bool valid = flat != shape.null_index() && s.live(flat / shape.flat_stride());
-      const u64 chosen = t.ballot(valid);
+      const typename T::Mask chosen = t.ballot(valid);
       if (valid) {
         const u32 rank = flat / shape.flat_stride();
         const u64 slot = flat % shape.flat_stride();
         const bool weighted = HeaderWord::decode(scratch.header[rank]).flag;
-        sources[count + population(chosen & bits_below(t.lane()))] = {
+        sources[count + population(chosen & bits_below<typename T::Mask>(t.lane()))] = {
             s.ep.template at<u8>(rank, RegionId::combine_in_rows, slot * a.row_bytes),
             weighted ? s.ep.template at<float>(rank, RegionId::combine_in_weights, slot * shape.topk * 4) : nullptr};
       }
@@ -208,12 +222,15 @@ class Combine {
     u64 rest = begin;
     if (a.row_bytes % T::vector_alignment == 0) {
       rest = end - (end - begin) % vector;
+      MORI_ROLLED
       for (u64 at = begin + t.lane() * vector; at < rest; at += T::vectors_in_flight * stride) {
         add_vectors(sources, count, out, at, rest, stride);
       }
     }
+    MORI_ROLLED
     for (u64 at = rest + t.lane() * sizeof(Stored); at < end; at += T::lanes * sizeof(Stored)) {
       float sum = 0.0f;
+      MORI_ROLLED
       for (u32 i = 0; i < count; ++i) sum += Codec::decode(*reinterpret_cast<const Stored*>(sources[i].row + at));
       *reinterpret_cast<Stored*>(out + at) = Codec::encode(sum);
     }
@@ -225,6 +242,7 @@ class Combine {
     float sum[flight][elements] = {};
     Stored first[flight][elements], second[flight][elements];
     u32 i = 0;
+    MORI_ROLLED
     for (; i + 2 <= count; i += 2) {
       fetch(first, sources[i].row, at, end, stride);
       fetch(second, sources[i + 1].row, at, end, stride);
@@ -265,8 +283,10 @@ class Combine {
   MORI_DEVICE void add_weights(const RowSource* sources, u32 count, u32 token) {
     const u32 topk = a.ep.shape.topk;
     float* out = s.ep.template own<float>(RegionId::combine_weights, u64(token) * topk * 4);
+    MORI_ROLLED
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
       float sum = 0.0f;
+      MORI_ROLLED
       for (u32 i = 0; i < count; ++i) {
         if (sources[i].weights != nullptr) sum += sources[i].weights[k];
       }
@@ -274,10 +294,7 @@ class Combine {
     }
   }
 
-  // A block that has heard from all peers needs the call's state no more, so the last one to come here ends the call
-  // while rows are still being added: the addition is of no concern to any peer.
-  MORI_DEVICE void leave(bool heard, const CallFault& fault) {
-    if (T::add_device(&s.state->arrived, 1) + 1 != t.blocks()) return;
+  MORI_DEVICE void record(bool heard, const CallFault& fault) {
     if (fault.kind != CallFaultKind::none) s.state->fault = fault;
     if (heard) T::count(&s.ep.template own<OpStats>(RegionId::stats)->combines, 1);
     s.close_call(CallKind::combine);

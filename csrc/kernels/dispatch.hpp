@@ -35,7 +35,7 @@ struct DispatchScratch {
   MORI_SHARED_CODE DispatchScratch(void* memory, u32 world, u32 warps) {
     u64 next = reinterpret_cast<u64>(memory) + sizeof(BlockFlags);
     take(next, header, world);
-    take(next, mask, dispatch_tile * mask_words(world));
+    take(next, mask, dispatch_tile * ((world + 63) / 64));
     take(next, targets, warps * world);
     take(next, slots, warps * world);
     take(next, total, world);
@@ -59,6 +59,9 @@ struct DispatchScratch {
 
 template <class T>
 class Dispatch {
+  using Mask = typename T::Mask;
+  static constexpr u32 span = 8 * sizeof(Mask);  // destinations per mask
+
  public:
   // A token is `parts` work items for its row and one for its small data, which a warp of its own takes along.
   MORI_DEVICE Dispatch(T& target, const DispatchArgs& args)
@@ -68,7 +71,7 @@ class Dispatch {
         scratch(target.template scratch<void>(), args.ep.shape.world_size, target.warps()),
         items(args.parts + 1),
         share(args.tokens * items, target.block(), target.blocks()),
-        words(mask_words(args.ep.shape.world_size)),
+        words((args.ep.shape.world_size + span - 1) / span),
         experts(args.ep.shape.world_size * args.ep.shape.experts_per_rank) {}
 
   MORI_DEVICE void run() {
@@ -91,6 +94,7 @@ class Dispatch {
 
  private:
   MORI_DEVICE void clear_counters() {
+    MORI_ROLLED
     for (u32 d = t.thread(); d < s.world(); d += t.threads()) {
       scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = scratch.from[d] = 0;
     }
@@ -100,57 +104,56 @@ class Dispatch {
   // The rank that owns an expert; for an id that names no expert, a number no mask word reaches.
   MORI_DEVICE u32 rank_of(i32 id) const { return u32(id) < experts ? a.ep.experts(u32(id)) : ~0u; }
 
-  // Bit d: some expert of the token lives on live rank 64 * word + d. Ids outside the experts name nobody.
-  MORI_DEVICE u64 destinations(u32 token, u32 word) const {
+  // Bit d: some expert of the token lives on live rank first + d. Ids outside the experts name nobody.
+  MORI_DEVICE Mask destinations(u32 token, u32 first) const {
     const u32 topk = a.ep.shape.topk;
     const i32* ids = a.indices + u64(token) * topk;
-    u64 mask = 0;
+    Mask mask = 0;
     MORI_UNROLL_TWICE
     for (u32 k = 0; k < topk; k += 4) {
       i32 four[4];
       T::load_indices(four, ids + k, topk - k);
       MORI_UNROLL
       for (u32 i = 0; i < 4; ++i) {
-        const u32 owner = rank_of(four[i]);
-        if (owner / 64 == word) mask |= 1ull << (owner % 64);
+        const u32 d = rank_of(four[i]) - first;
+        if (d < span) mask |= Mask(1) << d;
       }
     }
-    return mask & s.live_word(word);
+    return mask & s.live_from(first);
   }
 
   // One warp looks at `lanes` tokens at a time, several such groups at once to keep loads under way; lane i keeps the
   // sums of destinations i, i + lanes, ...
   MORI_DEVICE void count_rows() {
-    constexpr u32 sums = 64 / T::lanes, batch = T::lanes == 1 ? 1 : 4;
-    const u32 first = share.begin / items, stride = t.warps() * T::lanes;
-    for (u32 word = 0; word < words; ++word) {
+    constexpr u32 sums = span / T::lanes, batch = T::lanes == 1 ? 1 : 4;
+    const u32 begin = share.begin / items, stride = t.warps() * T::lanes;
+    MORI_ROLLED
+    for (u32 first = 0; first < s.world(); first += span) {
       u32 total[sums] = {}, before[sums] = {};
+      MORI_ROLLED
       for (u32 start = t.warp() * T::lanes; start < a.tokens; start += batch * stride) {
-        u64 mask[batch];
+        Mask mask[batch];
         MORI_UNROLL
         for (u32 g = 0; g < batch; ++g) {
           const u32 token = start + g * stride + t.lane();
-          mask[g] = token < a.tokens ? destinations(token, word) : 0;
+          mask[g] = token < a.tokens ? destinations(token, first) : 0;
         }
         MORI_UNROLL
         for (u32 g = 0; g < batch; ++g) {
           const u32 group = start + g * stride;
-          const u64 earlier = first > group ? bits_below(first - group) : 0;
-          MORI_UNROLL
-          for (u32 sum = 0; sum < sums; ++sum) {
-            for (u32 d = 0; d < T::lanes && word * 64 + sum * T::lanes + d < s.world(); ++d) {
-              const u64 chosen = t.ballot((mask[g] >> (sum * T::lanes + d) & 1) != 0);
-              if (t.lane() == d) {
-                total[sum] += population(chosen);
-                before[sum] += population(chosen & earlier);
-              }
-            }
+          const Mask earlier = begin > group ? bits_below<Mask>(begin - group) : 0;
+          MORI_ROLLED
+          for (u32 d = 0; d < smaller(span, s.world() - first); ++d) {
+            const Mask chosen = t.ballot((mask[g] >> d & 1) != 0);
+            if (t.lane() != d % T::lanes) continue;
+            total[d / T::lanes] += population(chosen);
+            before[d / T::lanes] += population(chosen & earlier);
           }
         }
       }
       MORI_UNROLL
       for (u32 sum = 0; sum < sums; ++sum) {
-        const u32 d = word * 64 + sum * T::lanes + t.lane();
+        const u32 d = first + sum * T::lanes + t.lane();
         if (d >= s.world()) continue;
         t.add_block(&scratch.total[d], total[sum]);
         t.add_block(&scratch.before[d], before[sum]);
@@ -162,6 +165,7 @@ class Dispatch {
   // credit they say that this rank has ended its earlier calls; those are earlier kernels of this stream, whose
   // reads were complete before this kernel began.
   MORI_DEVICE void announce() {
+    MORI_ROLLED
     for (u32 i = t.thread(); i < s.world() * s.world(); i += t.threads()) {
       const u32 peer = i / s.world(), destination = i % s.world();
       if (!s.live(peer)) continue;
@@ -176,6 +180,7 @@ class Dispatch {
   // perform them before the polls have returned.
   MORI_DEVICE bool await_peers() {
     bool heard = true;
+    MORI_ROLLED
     for (u32 i = t.thread(); i < s.world() * (s.world() + 1) && heard; i += t.threads()) {
       const u32 source = i % s.world(), column = i / s.world();
       if (!s.live(source)) continue;
@@ -199,6 +204,7 @@ class Dispatch {
   MORI_DEVICE CallFault find_fault() {
     const CallFault mismatch = compare_headers(s, scratch.header);
     if (mismatch.kind != CallFaultKind::none) return mismatch;
+    MORI_ROLLED
     for (u32 d = 0; d < s.world(); ++d) {
       if (scratch.received[d] > a.ep.shape.max_recv_tokens) {
         return {s.call, CallFaultKind::receive_overflow, d, a.ep.shape.max_recv_tokens, scratch.received[d]};
@@ -209,11 +215,13 @@ class Dispatch {
 
   MORI_DEVICE void copy_share() {
     const u32 first = share.begin / items, last = (share.end + items - 1) / items;
+    MORI_ROLLED
     for (u32 tile = first; tile < last; tile += dispatch_tile) {
       const u32 tokens = smaller(dispatch_tile, last - tile);
       if (t.warp() == 0) place_tile(tile, tokens);
       t.sync_block();
       const u32 begin = larger(share.begin, tile * items), end = smaller(share.end, (tile + tokens) * items);
+      MORI_ROLLED
       for (u32 item = begin + t.warp(); item < end; item += t.warps()) do_item(tile, item / items, item % items);
       t.sync_block();
     }
@@ -221,15 +229,18 @@ class Dispatch {
 
   // One warp numbers the tile's rows per destination; `before` moves on to the next tile.
   MORI_DEVICE void place_tile(u32 tile, u32 tokens) {
+    MORI_ROLLED
     for (u32 group = 0; group < tokens; group += T::lanes) {
       const u32 i = group + t.lane();
-      for (u32 word = 0; word < words; ++word) {
-        const u64 mask = i < tokens ? destinations(tile + i, word) : 0;
-        if (i < tokens) scratch.mask[i * words + word] = mask;
-        for (u32 d = word * 64; d < smaller(word * 64 + 64, s.world()); ++d) {
-          const u64 chosen = t.ballot((mask >> (d % 64) & 1) != 0);
+      MORI_ROLLED
+      for (u32 first = 0; first < s.world(); first += span) {
+        const Mask mask = i < tokens ? destinations(tile + i, first) : 0;
+        if (i < tokens) mask_of(i, first) = mask;
+        MORI_ROLLED
+        for (u32 d = first; d < smaller(first + span, s.world()); ++d) {
+          const Mask chosen = t.ballot((mask >> (d - first) & 1) != 0);
           const u32 start = scratch.before[d];
-          if (i < tokens) scratch.position[i * s.world() + d] = start + population(chosen & bits_below(t.lane()));
+          if (i < tokens) scratch.position[i * s.world() + d] = start + population(chosen & bits_below<Mask>(t.lane()));
           t.sync_warp();
           if (t.lane() == 0) scratch.before[d] = start + population(chosen);
           t.sync_warp();
@@ -238,6 +249,9 @@ class Dispatch {
     }
   }
 
+  MORI_DEVICE Mask& mask_of(u32 i, u32 first) const {
+    return reinterpret_cast<Mask*>(scratch.mask)[i * words + first / span];
+  }
   MORI_DEVICE u32 slot_at(u32 i, u32 d) const { return scratch.base[d] + scratch.position[i * s.world() + d]; }
 
   // One work item of one token: a part of its row, or its small data, to all its destinations.
@@ -245,11 +259,13 @@ class Dispatch {
     const u32 i = token - tile;
     Slot* slots = scratch.slots + t.warp() * s.world();
     u32 count = 0;
-    for (u32 word = 0; word < words; ++word) {
-      const u64 mask = scratch.mask[i * words + word];
-      for (u32 bit = t.lane(); bit < smaller(64u, s.world() - word * 64); bit += T::lanes) {
-        const u32 d = word * 64 + bit;
-        if ((mask >> bit & 1) != 0) slots[count + population(mask & bits_below(bit))] = {d, slot_at(i, d)};
+    MORI_ROLLED
+    for (u32 first = 0; first < s.world(); first += span) {
+      const Mask mask = mask_of(i, first);
+      MORI_ROLLED
+      for (u32 bit = t.lane(); bit < smaller(span, s.world() - first); bit += T::lanes) {
+        if ((mask >> bit & 1) == 0) continue;
+        slots[count + population(mask & bits_below<Mask>(bit))] = {first + bit, slot_at(i, first + bit)};
       }
       count += population(mask);
     }
@@ -267,6 +283,7 @@ class Dispatch {
   // Part of one record to its slot in the same region at every destination.
   MORI_DEVICE void send_bytes(const Slot* slots, u32 count, RegionId region, u32 bytes, const u8* from, RowPart part) {
     RowTarget* targets = scratch.targets + t.warp() * s.world();
+    MORI_ROLLED
     for (u32 index = t.lane(); index < count; index += T::lanes) {
       targets[index] = {s.ep.template at<u8>(slots[index].rank, region, u64(slots[index].slot) * bytes)};
     }
@@ -277,15 +294,18 @@ class Dispatch {
 
   MORI_DEVICE void send_small_data(u32 token, const Slot* slots, u32 count) {
     const u32 topk = a.ep.shape.topk;
+    MORI_ROLLED
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
       const i32 id = a.indices[u64(token) * topk + k];
       const float weight = a.weights != nullptr ? a.weights[u64(token) * topk + k] : 0.0f;
+      MORI_ROLLED
       for (u32 index = 0; index < count; ++index) {
         const u64 at = (u64(slots[index].slot) * topk + k) * 4;
         *s.ep.template at<i32>(slots[index].rank, RegionId::dispatch_indices, at) = id;
         *s.ep.template at<float>(slots[index].rank, RegionId::dispatch_weights, at) = weight;
       }
     }
+    MORI_ROLLED
     for (u32 index = t.lane(); index < count; index += T::lanes) {
       *s.ep.template at<u32>(slots[index].rank, RegionId::dispatch_source, u64(slots[index].slot) * 4) =
           s.rank() * a.ep.shape.flat_stride() + token;
@@ -301,9 +321,11 @@ class Dispatch {
     const i32* ids = a.indices + u64(token) * topk;
     u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
+    MORI_ROLLED
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
       const u32 d = rank_of(ids[k]);
-      bool kept = d < s.world() && (scratch.mask[i * words + d / 64] >> (d % 64) & 1) != 0;
+      bool kept = d < s.world() && (mask_of(i, d / span * span) >> (d % span) & 1) != 0;
+      MORI_ROLLED
       for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
       map[k] = kept ? d * a.ep.shape.flat_stride() + slot_at(i, d) : a.ep.shape.null_index();
       if (d == ~0u) T::count(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
@@ -315,6 +337,7 @@ class Dispatch {
   MORI_DEVICE void finish(const CallFault& fault) {
     const u32 arrived = s.count_in(&s.state->arrived, t.blocks(), [&] {
       if (is_aborted<T>(s.comm)) return;
+      MORI_ROLLED
       for (u32 peer = 0; peer < s.world(); ++peer) {
         if (s.live(peer)) s.send_word(peer, s.words.rows(s.parity, s.rank()), FlagWord::encode(s.call));
       }
@@ -323,6 +346,7 @@ class Dispatch {
     s.pass(Point::arrived);
     bool complete = !is_aborted<T>(s.comm);
     u64 word = 0;
+    MORI_ROLLED
     for (u32 source = t.thread(); source < s.world() && complete; source += t.threads()) {
       if (s.live(source)) complete = await_tagged(s, s.words.rows(s.parity, source), source, Phase::rows, word);
       T::acquire_system();
@@ -347,6 +371,7 @@ class Dispatch {
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
     u64* rows_sent = reinterpret_cast<u64*>(stats + 1);
     if (t.thread() == 0) T::count(&stats->dispatches, 1);
+    MORI_ROLLED
     for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
       if (!s.live(peer)) continue;
       T::count(&rows_sent[peer], scratch.total[peer]);
@@ -360,7 +385,7 @@ class Dispatch {
   DispatchScratch scratch;
   u32 items;  // work items per token
   BlockShare share;
-  u32 words;
+  u32 words;  // masks per token
   u32 experts;
 };
 

@@ -10,6 +10,7 @@ inline namespace MORI_VARIANT {
 template <class T>
 MORI_DEVICE void send_header(Session<T>& s, const Header& header) {
   const u64 word = HeaderWord::encode(s.call, header);
+  MORI_ROLLED
   for (u32 peer = s.target.thread(); peer < s.world(); peer += s.target.threads()) {
     if (s.live(peer)) s.send_word(peer, s.words.header(s.parity, s.rank()), word);
   }
@@ -45,6 +46,7 @@ template <class T>
 MORI_DEVICE CallFault compare_headers(Session<T>& s, const u64* headers) {
   constexpr u64 compared = 0xfffffff0ull;  // row_bytes and dtype
   u32 first = s.world();
+  MORI_ROLLED
   for (u32 source = 0; source < s.world(); ++source) {
     if (!s.live(source)) continue;
     if (first == s.world()) first = source;

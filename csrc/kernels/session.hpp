@@ -52,8 +52,15 @@ class Session {
 
   MORI_DEVICE u32 rank() const { return ep.symmetric.rank; }
   MORI_DEVICE u32 world() const { return ep.symmetric.world_size; }
-  MORI_DEVICE u64 live_word(u32 word) const { return word == 0 ? live_low : T::load_system(&comm->live[word]); }
-  MORI_DEVICE bool live(u32 peer) const { return (live_word(peer / 64) >> (peer % 64) & 1) != 0; }
+  // Bit i: rank first + i takes part. `first` is a multiple of the mask's width.
+  MORI_DEVICE typename T::Mask live_from(u32 first) const {
+    const u64 word = first < 64 ? live_low : T::load_system(&comm->live[first / 64]);
+    return typename T::Mask(word >> (first % 64));
+  }
+  MORI_DEVICE bool live(u32 peer) const {
+    const u64 word = peer < 64 ? live_low : T::load_system(&comm->live[peer / 64]);
+    return (word >> (peer % 64) & 1) != 0;
+  }
 
   // The first block to start, whichever that is, sends what peers wait for: no word depends on a block that may
   // not be resident. The ticket was drawn at the very start; its latency is spent on other work until here.

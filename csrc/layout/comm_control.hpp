@@ -72,7 +72,5 @@ struct Symmetric {
   MORI_SHARED_CODE CommControl* control(u32 peer) const { return at<CommControl>(peer, 0); }
 };
 
-MORI_SHARED_CODE u32 mask_words(u32 world_size) { return (world_size + 63) / 64; }
-
 }  // namespace MORI_VARIANT
 }  // namespace mori
