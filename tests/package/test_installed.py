@@ -23,6 +23,9 @@ def test_device_sources_are_package_data() -> None:
         names = {path.name for path in (ROOT / "csrc" / folder).glob("*.hpp")}
         assert names
         assert {path.name for path in (installed / folder).glob("*.hpp")} == names
+    # What a GPU's driver loads is compiled from these; host sources stay out.
+    entry_points = {path.name for path in (ROOT / "csrc" / "runtime").iterdir() if path.suffix in (".cu", ".hip")}
+    assert {path.name for path in (installed / "runtime").iterdir()} == entry_points
 
 
 def test_data_files_are_there() -> None:
