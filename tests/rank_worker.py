@@ -103,6 +103,7 @@ def serve(connection: Connection, log_path: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # what the server imported stays; collections look at the tests' own objects only
     context: RankContext | None = None
     while True:
         try:

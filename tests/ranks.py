@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.rank_worker import World, serve
 
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 5.0
 """How long the other ranks may take once one rank has failed: they wait for it in vain and must notice."""
 
 ENTER_SECONDS = 60.0

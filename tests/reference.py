@@ -84,10 +84,17 @@ def flat_position(rank: int | np.ndarray, token: int | np.ndarray, world_size: i
     return rank * (world_size * max_tokens) + token
 
 
+def as_bytes(table: torch.Tensor) -> torch.Tensor:
+    """[rows, bytes of a row] of a two-dimensional tensor, also of one without elements and with odd strides."""
+    if table.numel() == 0:
+        return torch.empty(table.shape[0], table.shape[1] * table.element_size(), dtype=torch.uint8)
+    return table.contiguous().view(torch.uint8)
+
+
 def _gather(source: np.ndarray, tables: Sequence[torch.Tensor]) -> torch.Tensor:
     """Rows named by (rank, row) pairs, moved as bytes so that no payload value can change on the way."""
     example = tables[0]
-    flat = [table.contiguous().view(torch.uint8) for table in tables]
+    flat = [as_bytes(table) for table in tables]
     parts = [flat[rank][torch.from_numpy(source[source[:, 0] == rank, 1])] for rank in range(len(tables))]
     return torch.cat(parts).view(example.dtype).reshape(len(source), example.shape[1])
 
