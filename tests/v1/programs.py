@@ -45,15 +45,11 @@ def round_trip(op) -> None:
 
 
 def exit_without_finalize(rank: int) -> None:
+    """With the op, its views and heap memory alive until the interpreter takes them down."""
     op = make_op(rank)
     round_trip(op)
-    kept.append(op.dispatch(torch.zeros(0, 64, dtype=torch.bfloat16), None, None, torch.zeros(0, 2, dtype=torch.int32)))
-
-
-def exit_with_everything_alive(rank: int) -> None:
-    op = make_op(rank)
-    round_trip(op)
-    kept.extend([op, op.get_registered_combine_input_buffer(torch.bfloat16), mori.shmem.shmem_malloc(4096)])
+    views = op.dispatch(torch.zeros(0, 64, dtype=torch.bfloat16), None, None, torch.zeros(0, 2, dtype=torch.int32))
+    kept.extend([op, views, op.get_registered_combine_input_buffer(torch.bfloat16), mori.shmem.shmem_malloc(4096)])
 
 
 def finalize_and_exit(rank: int) -> None:

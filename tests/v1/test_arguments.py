@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -238,6 +239,9 @@ def overlapping_input(context: RankContext) -> None:
         received.flatten()[3:][: TOKENS * HIDDEN].view(TOKENS, -1),
     ):
         expect(op.dispatch, given | {"input": rows}, Wrong(lambda x: x, ValueError, "input & overlap|clone"))
+    for name, view in zip(("weights", "scales", "indices"), op.dispatch(**given)[1:4], strict=True):
+        own = Wrong(replace(name, lambda _, view=view: view[:TOKENS]), ValueError, f"{name} & overlap|clone")
+        expect(op.dispatch, given, own)
     buffer = op.get_registered_combine_input_buffer(torch.bfloat16)
     buffer[:TOKENS].copy_(given["input"])
     op.dispatch(**given | {"input": buffer[:TOKENS]})  # another region: legal
@@ -247,6 +251,37 @@ def overlapping_input(context: RankContext) -> None:
 @pytest.mark.parametrize("world_size", [2])
 def test_input_must_not_overlap_the_receive_region(world_size: int):
     pool(world_size).run(overlapping_input)
+
+
+def two_threads(context: RankContext) -> int:
+    """Two threads of rank 0 call the same op; the call that comes second is refused while the first one waits."""
+    op = make_op(context)
+    given = good_dispatch(context.rank)
+    if context.rank == 1:
+        context.barrier()  # rank 0 has been refused
+        op.dispatch(**given)
+        return 0
+    refused: list[str] = []
+
+    def call() -> None:
+        try:
+            op.dispatch(**given)
+        except RuntimeError as error:
+            refused.append(str(error))
+            context.barrier()
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    require(all("thread" in text for text in refused), f"refused with {refused}")
+    return len(refused)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_second_thread_is_refused(world_size: int):
+    assert pool(world_size).run(two_threads) == [1, 0]
 
 
 def lenient_indices(context: RankContext) -> None:
@@ -287,7 +322,8 @@ def dropped_ids_are_counted(context: RankContext) -> tuple[dict, dict]:
     given["indices"][0] = torch.tensor([-1, -2, 4, 2**30], dtype=torch.int32)
     op.dispatch(**given)
     counted = op.stats()
-    op.reset()
+    received = op.dispatch(**good_dispatch(context.rank))[0]
+    op.combine(received, None, given["indices"], call_reset=True)
     return counted, op.stats()
 
 

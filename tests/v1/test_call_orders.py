@@ -11,7 +11,7 @@ import torch
 from tests.rank_worker import RankContext
 from tests.ranks import pool
 from tests.v1.cases import Case, Step, routing
-from tests.v1.exercise import Exercise, exercise, require_same_bits
+from tests.v1.exercise import Exercise, exercise, require, require_same_bits
 
 
 def steps_of(letters: str, world_size: int, max_tokens: int, topk: int, experts: int) -> tuple[Step, ...]:
@@ -125,6 +125,32 @@ def zero_copy_equals_external(context: RankContext) -> None:
         assert weights is None
 
 
+def rows_inside_the_registered_buffer(context: RankContext) -> None:
+    """Whatever part of the buffer is passed, in either mode, the rows passed are the rows that come back."""
+    import mori
+
+    op = mori.ops.EpDispatchCombineOp(Case(1, 64, 3, 3, 12, ()).config(context.rank))
+    ids = torch.tensor([[0, 1, 2]] * 6, dtype=torch.int32)
+    for external in (True, False):
+        for first in (0, 1, 3, 6):
+            op.dispatch(torch.ones(6, 64, dtype=torch.bfloat16), None, None, ids)
+            buffer = op.get_registered_combine_input_buffer(torch.bfloat16)
+            buffer.copy_(torch.arange(1, 13, dtype=torch.bfloat16)[:, None].expand(-1, 64))
+            passed = buffer[first : first + 6]
+            expected = passed.clone()
+            try:
+                out, _ = op.combine(passed, None, ids, use_external_inp_buf=external)
+            except ValueError as error:
+                require(first and "registered" in str(error), f"rows from {first} of the buffer: {error}")
+            else:
+                require_same_bits(out[:6], expected, f"external={external}, rows from {first} of the buffer")
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_rows_inside_the_registered_buffer(world_size: int):
+    pool(world_size).run(rows_inside_the_registered_buffer)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_zero_copy_gives_the_bits_of_the_external_mode(world_size: int):
     pool(world_size).run(zero_copy_equals_external)
@@ -141,6 +167,7 @@ def split_calls(context: RankContext) -> None:
             receive()
     for _ in range(2):
         received, _, _, _, count = op.dispatch_send(rows, None, None, ids)
+        op.reset()  # legal at any time
         assert op.dispatch_recv() is None
         assert int(count) == 10
         out, _ = op.combine_send(received, None, ids)

@@ -262,3 +262,31 @@ def test_received_weights_are_zeros_when_none_were_sent(world_size: int):
     without = Step("dispatch", indices, weights=False)
     steps = (with_weights, Step("combine"), without, Step("combine", weights=False), with_weights)
     run(Case(world_size, 8, 4, 2, 7, steps, values="bits"))
+
+
+def count_experts(context, case: Case) -> None:
+    import mori
+    from tests import reference
+    from tests.v1.exercise import require
+
+    op = mori.ops.EpDispatchCombineOp(case.config(context.rank))
+    local = range(context.rank * case.experts_per_rank, (context.rank + 1) * case.experts_per_rank)
+    for number, step in enumerate(case.steps):
+        indices = [torch.from_numpy(ids) for ids in step.indices]
+        routing_ = reference.route(indices, case.experts_per_rank)
+        rows = [cases.payload(case, number, peer) for peer in range(context.world_size)]
+        nothing = [None] * context.world_size
+        received = reference.dispatch(routing_, rows, indices, nothing, None, case.max_tokens)[context.rank].indices
+        expected = [int((received == expert).sum()) for expert in local]
+        before = op.local_expert_count.tolist()
+        op.dispatch(rows[context.rank], None, None, indices[context.rank])
+        require(op.local_expert_count.tolist() == before, "counts changed without being asked for")
+        op.dispatch(rows[context.rank], None, None, indices[context.rank], call_local_expert_count=True)
+        require(op.local_expert_count.tolist() == expected, f"{op.local_expert_count.tolist()}, expected {expected}")
+        require(op.local_expert_count.dtype == torch.int32, "counts are int32")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_local_expert_counts(world_size: int):
+    steps = tuple(Step("dispatch", routing(style, [14] * world_size, 6, 4)) for style in ("any", "wild", "none"))
+    pool(world_size).run(count_experts, Case(world_size, 8, 6, 4, 14, steps))

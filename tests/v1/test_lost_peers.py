@@ -136,6 +136,7 @@ def one_finalizes(context: RankContext, leaver: int) -> dict | None:
 
     op = new_op(context, Shape())
     play(op, context.rank, Round(0, context.world_size, Shape()))
+    context.barrier()  # else a fast rank's complaint may end a slow rank's round 0
     if context.rank == leaver:
         started = time.monotonic()
         mori.shmem.shmem_finalize()
@@ -237,6 +238,26 @@ def test_a_rank_that_never_calls(phase: str, silent: int):
             assert f"rank {silent}" in found["text"] and "MORI_TIMEOUT_S" in found["text"]
             assert phase in found["phase"]
             assert 0.5 < found["seconds"] < 0.7 + DETECTION_SECONDS
+
+
+def opposite_order(context: RankContext) -> str:
+    """Calls are synchronous here, so each rank waits inside the op that the other has not come to yet."""
+    import mori
+
+    ops = [new_op(context, Shape()), new_op(context, Shape())]
+    ids, rows = torch.zeros(2, 4, dtype=torch.int32), torch.ones(2, 8)
+    try:
+        for op in ops if context.rank == 0 else reversed(ops):
+            op.dispatch(rows, None, None, ids)
+    except mori.PeerTimeout as error:
+        return str(error)
+    return "no error"
+
+
+def test_two_ops_in_opposite_order_on_two_ranks():
+    with private_pool(2, MORI_TIMEOUT_S="0.7") as ranks:
+        for text in ranks.run(opposite_order, timeout_s=20):
+            assert "MORI_TIMEOUT_S" in text
 
 
 def late_construction(context: RankContext, absent: int, delay_s: float) -> str | None:
