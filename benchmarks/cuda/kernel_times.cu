@@ -1,6 +1,14 @@
 // Times the kernels themselves on two GPUs of one host, without Python: graphs of 50 calls, replayed, wall time / 50,
 // over grid shapes. Verifies every row, its order, its small data and the sums. Prints one JSON object per line.
 //   nvcc -arch=sm_90 -std=c++20 -O3 --fmad=false -o kernel_times benchmarks/cuda/kernel_times.cu && ./kernel_times
+// Add -DMORI_TRACED=1 for a trace of one small call.
+#ifndef MORI_TRACED
+#define MORI_TRACED 0
+#endif
+#define MORI_FIXED_WORLD_SIZE 2
+#define MORI_FIXED_TOPK 8
+#define MORI_FIXED_EXPERTS_PER_RANK 128
+#define MORI_FIXED_MAX_TOKENS 4096
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -103,6 +111,7 @@ void set_up() {
 struct Case {
   u32 tokens, row_bytes, blocks, warps, parts;
   bool weights, scales, external;
+  u32 stagers = 1;
 };
 
 void launch_dispatch(Rank& rank, const Case& c) {
@@ -130,6 +139,7 @@ void launch_combine(Rank& rank, const Case& c) {
   args.row_bytes = c.row_bytes;
   args.dtype = 1;
   args.parts = c.parts;
+  args.stagers = c.stagers;
   mori_combine_bf16<<<c.blocks, c.warps * 32, CombineScratch::bytes(world, topk, c.warps), rank.stream>>>(args);
 }
 
@@ -296,8 +306,7 @@ int main(int argc, char** argv) {
     sizes.clear();
     for (int i = 1; i < argc; ++i) sizes.push_back(u32(std::atoi(argv[i])));
   }
-  trace(1);
-  trace(64);
+  if (MORI_TRACED != 0) trace(1), trace(64);
   for (const bool fp8 : {false, true}) {
     for (const u32 n : sizes) {
       const u32 row_bytes = fp8 ? hidden : 2 * hidden;
@@ -312,10 +321,12 @@ int main(int argc, char** argv) {
           const double dispatch = measure(c, c, Mode::dispatch);
           if (dispatch < best[0]) best[0] = dispatch, chosen[0] = c;
           c.weights = false;
-          for (const bool external : {false, true}) {
-            c.external = external;
-            const double combine = measure(c, c, Mode::pair) - measure(c, c, Mode::dispatch);
-            const int slot = external ? 2 : 1;
+          for (const u32 stagers : {0u, blocks, blocks / 2, blocks / 3, blocks / 6}) {
+            c.external = stagers != 0;
+            c.stagers = stagers;
+            if (stagers == 0 && best[1] < 1e9 && c.external) continue;
+            const double combine = measure(c, c, Mode::pair) - dispatch;
+            const int slot = c.external ? 2 : 1;
             if (combine < best[slot]) best[slot] = combine, chosen[slot] = c;
           }
         }
@@ -325,9 +336,9 @@ int main(int argc, char** argv) {
         if (!fp8) bad += wrong(chosen[slot]);
       }
       std::printf("{\"dtype\": \"%s\", \"tokens\": %u, \"dispatch_us\": %.2f, \"grid\": \"%ux%u/%u\", \"combine_zero_copy_us\": %.2f, "
-                  "\"combine_grid\": \"%ux%u/%u\", \"combine_external_us\": %.2f, \"external_grid\": \"%ux%u/%u\", \"wrong\": %llu}\n",
+                  "\"combine_grid\": \"%ux%u/%u\", \"combine_external_us\": %.2f, \"external_grid\": \"%ux%u/%u\", \"stagers\": %u, \"wrong\": %llu}\n",
                   fp8 ? "fp8" : "bf16", n, best[0], chosen[0].blocks, chosen[0].warps, chosen[0].parts, best[1], chosen[1].blocks,
-                  chosen[1].warps, chosen[1].parts, best[2], chosen[2].blocks, chosen[2].warps, chosen[2].parts, bad);
+                  chosen[1].warps, chosen[1].parts, best[2], chosen[2].blocks, chosen[2].warps, chosen[2].parts, chosen[2].stagers, bad);
       std::fflush(stdout);
     }
   }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -12,33 +13,59 @@
 namespace mori {
 
 // Runs before any peer has mapped this slice, so plain stores do.
-Communicator::Communicator(std::shared_ptr<SymmetricMemory> memory) : memory_(std::move(memory)), owner_pid_(getpid()) {
-  if (symmetric().world_size > max_world_size) {
+Communicator::Communicator(std::shared_ptr<SymmetricMemory> memory, std::shared_ptr<SymmetricMemory> control)
+    : memory_(std::move(memory)), control_(std::move(control)), owner_pid_(getpid()) {
+  const u32 world = symmetric().world_size;
+  if (world > max_world_size) {
     throw std::invalid_argument("a communicator has at most " + std::to_string(max_world_size) + " ranks, not " +
-                                std::to_string(symmetric().world_size));
+                                std::to_string(world));
   }
   *own() = CommControl{};
-  for (u32 rank = 0; rank < symmetric().world_size; ++rank) own()->live[rank / 64] |= 1ull << (rank % 64);
+  for (u32 rank = 0; rank < world; ++rank) own()->live[rank / 64] |= 1ull << (rank % 64);
+  if (!on_device()) return;
+  memory_->write(0, own(), sizeof(CommControl));
+  twin_ = map_page_cuda(own(), memory_->place().device_id);
 }
 
 Communicator::~Communicator() { close(); }
 
 void Communicator::watch(u32 peer, int process_descriptor, int socket) {
-  watches_.push_back(Watcher::watch(memory_, peer, process_descriptor, socket));
+  watches_.push_back(Watcher::watch(control_, peer, process_descriptor, socket));
 }
 
-std::optional<CommFault> Communicator::fault() const {
-  const u64 word = HostTarget::load_system(&own()->abort_cause);
+// What the GPU of `rank` mirrored when it gave up.
+std::optional<CommFault> Communicator::device_fault(u32 rank) const {
+  const u64 word = HostTarget::load_system(&block(rank)->device_cause);
   if (word == 0) return std::nullopt;
   HostTarget::acquire_system();  // the origin's details were released before the word
   const AbortCause cause = AbortCause::decode(word);
-  const CommControl* origin = symmetric().control(cause.origin);
-  return CommFault{cause, HostTarget::load_system(&origin->abort_expected),
-                   HostTarget::load_system(&origin->abort_seen)};
+  const CommControl* origin = block(cause.origin);
+  return CommFault{cause, HostTarget::load_system(&origin->device_expected),
+                   HostTarget::load_system(&origin->device_seen)};
+}
+
+std::optional<CommFault> Communicator::fault() const {
+  if (on_device()) {
+    if (const auto found = device_fault(shared().rank)) return found;
+  }
+  const u64 word = HostTarget::load_system(&own()->abort_cause);
+  if (word != 0) {
+    HostTarget::acquire_system();
+    const AbortCause cause = AbortCause::decode(word);
+    const CommControl* origin = block(cause.origin);
+    return CommFault{cause, HostTarget::load_system(&origin->abort_expected),
+                     HostTarget::load_system(&origin->abort_seen)};
+  }
+  // A GPU that finds its abort word set by a peer does not mirror it: the peer that set it did.
+  for (u32 peer = 0; on_device() && peer < shared().world_size; ++peer) {
+    if (!is_live<HostTarget>(own(), peer)) continue;
+    if (const auto found = device_fault(peer)) return found;
+  }
+  return std::nullopt;
 }
 
 void Communicator::abort(AbortKind kind, Phase phase, u32 peer) {
-  abort_all<HostTarget>(symmetric(), nullptr, AbortCause{kind, phase, peer, symmetric().rank, 0}.encode(), 0, 0);
+  abort_all<HostTarget>(shared(), nullptr, AbortCause{kind, phase, peer, shared().rank, 0}.encode(), 0, 0);
 }
 
 bool Communicator::has_left(u32 peer) const {
@@ -49,14 +76,17 @@ void Communicator::set_live(u32 rank, bool live) {
   const u64 bit = 1ull << (rank % 64);
   u64* word = &own()->live[rank / 64];
   live ? __atomic_fetch_or(word, bit, __ATOMIC_SEQ_CST) : __atomic_fetch_and(word, ~bit, __ATOMIC_SEQ_CST);
+  if (!on_device()) return;
+  const u64 value = HostTarget::load_system(word);
+  memory_->write(offsetof(CommControl, live) + rank / 64 * sizeof(u64), &value, sizeof value);
 }
 
 // The farewell is released after all words this rank ever stored: a peer that sees it has seen those.
 void Communicator::leave() {
   if (getpid() != owner_pid_) return;
-  for (u32 peer = 0; peer < symmetric().world_size; ++peer) {
-    CommControl* control = symmetric().control(peer);
-    __atomic_store_n(&control->peer_state[symmetric().rank], u32(PeerState::left), __ATOMIC_RELEASE);
+  for (u32 peer = 0; peer < shared().world_size; ++peer) {
+    CommControl* control = block(peer);
+    __atomic_store_n(&control->peer_state[shared().rank], u32(PeerState::left), __ATOMIC_RELEASE);
     HostTarget::notify(control);
   }
 }

@@ -3,12 +3,21 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "../layout/comm_control.hpp"
 
 namespace mori {
 
+// Where memory is, in the words of DLPack.
+struct Place {
+  int device_type;
+  int device_id;
+};
+constexpr Place host_place{1, 0};
+constexpr int cuda_device_type = 2;
+
+// Memory exists in chunks: chunk i has the same bounds in every slice. All host memory is chunk 0. A GPU's memory grows
+// by chunks; each rank extends its own slice, hands a descriptor of the new chunk to the peers and maps theirs.
 class SymmetricMemory {
  public:
   SymmetricMemory(u32 rank, u32 world_size) : symmetric_{0, 0, rank, world_size} {}
@@ -19,17 +28,39 @@ class SymmetricMemory {
   const Symmetric& symmetric() const { return symmetric_; }
   u64 bytes_per_rank() const { return symmetric_.stride; }
 
-  virtual int descriptor() const = 0;                     // of the own slice, for the peers
-  virtual void map_peer(u32 peer, int descriptor) = 0;    // the descriptor stays the caller's
-  virtual void release_pages(u64 offset, u64 bytes) = 0;  // of the own slice; their content is lost
+  virtual Place place() const { return host_place; }
+  virtual u32 chunks() const { return 1; }                                   // of the own slice
+  virtual void extend(u64) {}                                                // own memory exists up to this offset
+  virtual void drop_chunks(u32) {}                                           // back to so many; none is in use yet
+  virtual int export_chunk(u32 chunk) = 0;                                   // a descriptor that the caller closes
+  virtual void map_peer(u32 peer, u32 chunk, int descriptor) = 0;            // the descriptor stays the caller's
+  virtual void release_pages(u64 offset, u64 bytes) = 0;                     // of the own slice; content is lost
+
+  // Access to the own slice from the host. On a GPU in the order of `stream`; read and write wait for it.
+  virtual void read(void* to, u64 offset, u64 bytes, u64 stream = 0) = 0;
+  virtual void write(u64 offset, const void* from, u64 bytes, u64 stream = 0) = 0;
+  virtual void zero(u64 offset, u64 bytes, u64 stream = 0) = 0;
+  virtual void synchronize() {}  // returns when the device has done all that it was given
 
  protected:
   Symmetric symmetric_;
 };
 
+// A page of the host's that the device of a memory may touch too, for as long as this object lives.
+class MappedPage {
+ public:
+  virtual ~MappedPage() = default;
+  virtual CommControl* device_address() const = 0;
+};
+
 // Host memory: a sparse memfd per rank. No name in any file system, so nothing is left when a process dies;
 // pages exist once they are touched.
 std::shared_ptr<SymmetricMemory> make_host_memory(u32 rank, u32 world_size, u64 bytes_per_rank);
+
+// Memory of GPU `ordinal`. Chunks are shared as handles of type `handle_type` (cuda_abi.hpp).
+std::shared_ptr<SymmetricMemory> make_cuda_memory(u32 rank, u32 world_size, u64 bytes_per_rank, int ordinal,
+                                                  int handle_type);
+std::unique_ptr<MappedPage> map_page_cuda(CommControl* page, int ordinal);
 
 // A block of the own slice. Views of it keep the block, and with it the mapping, alive.
 struct MemoryBlock {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 
 #include "symmetric_memory.hpp"
@@ -35,8 +36,12 @@ class HostMemory final : public SymmetricMemory {
   }
   ~HostMemory() override { free_all(); }
 
-  int descriptor() const override { return descriptor_; }
-  void map_peer(u32 peer, int descriptor) override { map(peer, descriptor); }
+  int export_chunk(u32) override {
+    const int copy = fcntl(descriptor_, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0) fail("duplicating the descriptor of the symmetric memory");
+    return copy;
+  }
+  void map_peer(u32 peer, u32, int descriptor) override { map(peer, descriptor); }
   void release_pages(u64 offset, u64 bytes) override {
     const u64 page = u64(sysconf(_SC_PAGESIZE));
     const u64 begin = align_up(offset, page), end = (offset + bytes) / page * page;
@@ -44,8 +49,12 @@ class HostMemory final : public SymmetricMemory {
       fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(end - begin));
     }
   }
+  void read(void* to, u64 offset, u64 bytes, u64) override { std::memcpy(to, own(offset), bytes); }
+  void write(u64 offset, const void* from, u64 bytes, u64) override { std::memcpy(own(offset), from, bytes); }
+  void zero(u64 offset, u64 bytes, u64) override { std::memset(own(offset), 0, bytes); }
 
  private:
+  void* own(u64 offset) const { return symmetric_.at<void>(symmetric_.rank, offset); }
   u64 range_bytes() const { return symmetric_.stride * symmetric_.world_size; }
 
   void map(u32 rank, int descriptor) {

@@ -75,6 +75,12 @@ class CudaTarget {
   MORI_DEVICE static void release_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
   MORI_DEVICE static void acquire_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
+  // An acquiring load invalidates this SM's first-level cache; a fence would also wait for earlier stores' round trips.
+  MORI_DEVICE static void acquire_word(const u64* word) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  }
+
   MORI_DEVICE static void notify(CommControl*) {}  // pollers see the word itself
 
   class Waiter {

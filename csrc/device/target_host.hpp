@@ -7,6 +7,7 @@
 //   load/store_system, exchange_zero  single 64-bit words that peers touch; relaxed
 //   add_device, count, add_block       atomics inside this rank / inside this block; relaxed
 //   release_system() acquire_system()  fences; what they order is argued at each use
+//   acquire_word(word)                 acquire through a word that was just read and will not change
 //   release_wave() acquire_wave()      what every wave adds before (behind) a block barrier, so that one thread's
 //                                      release behind (acquire before) it covers the whole block
 //   load_vector() store_vector()       part of a row, as elements
@@ -93,6 +94,7 @@ class HostTarget {
     __atomic_thread_fence(__ATOMIC_RELEASE);
   }
   static void acquire_system() { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+  static void acquire_word(const u64*) { acquire_system(); }
 
   // The word was stored before this call. The addition is a sequentially consistent read-modify-write, and so
   // are the waiter's `waiters + 1` and its read of the value: either the waiter's re-check of the word comes

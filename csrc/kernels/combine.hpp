@@ -1,23 +1,22 @@
 // Combine, gather: every rank leaves its rows where it is, their owners fetch and add them.
 //   1. after another combine only: tell every peer that this call was entered and wait for all, so that nobody
 //      overwrites rows that a peer still reads for the previous one (after a dispatch, its counts said as much);
-//   2. stage own rows (external input) and weight rows in this rank's combine-in memory;
-//   3. the block that finishes the last chunk sends the header: everything this rank gives is there;
-//   4. every block waits for the headers of all peers;
-//   5. each own token's rows are added in ascending k, in f32 from +0.0, and rounded once.
+//   2. the first block to start sends a header to every peer;
+//   3. a few blocks stage the rows for peers (external input, and weight rows) in chunks and flag each chunk;
+//   4. every block waits for the headers of all peers, then fetches its tokens' rows as their chunks become ready;
+//   5. a token's rows are added in ascending k, in f32 from +0.0, and rounded once.
 #pragma once
 
 #include "../device/numeric.hpp"
-#include "dispatch.hpp"
+#include "rendezvous.hpp"
 
 namespace mori {
 inline namespace MORI_VARIANT {
 
-constexpr u32 stage_chunk_rows = 16;
-
 struct RowSource {
   const u8* row;
-  const float* weights;  // null: the rank that gives the row gives no weights
+  const u64* ready;      // the word to wait for before the row may be read; null: no wait
+  const float* weights;  // null: no weights from there
 };
 
 struct CombineScratch {
@@ -36,98 +35,91 @@ struct CombineScratch {
 template <class T, class Codec>
 class Combine {
   using Stored = typename Codec::Stored;
+  using Mask = typename T::Mask;
 
  public:
   MORI_DEVICE Combine(T& target, const CombineArgs& args)
-      : t(target), a(args), s(target, args.ep), scratch(target.template scratch<void>(), args.ep.shape.world_size) {}
+      : t(target), a(args), s(target, args.ep), scratch(target.template scratch<void>(), args.ep.world()) {}
 
   MORI_DEVICE void run() {
     s.pass(Point::entered);
-    const bool is_first = s.is_first();
-    bool heard = s.agree(!s.aborted && enter_after_combine(is_first));
-    if (heard) {
-      stage_and_publish();
-      s.pass(Point::staged);
-      heard = s.agree(await_peers());
+    bool sound = !s.aborted;
+    if (s.before.kind == CallKind::combine) {
+      const bool is_first = s.draw() == 0;
+      sound = s.agree(sound && await_entered(is_first));
     }
-    T::acquire_wave();
-    s.pass(Point::heard);
-    CallFault fault{};
-    if (heard) fault = compare_headers(s, scratch.header);
-    // A block that has heard from all peers needs the call's state no more. So the last one to come here may end the
-    // call while rows are still being added, which is of no concern to any peer; the draw's latency hides behind them.
-    u32 arrived = 0;
-    if (t.thread() == 0) arrived = T::add_device(&s.state->arrived, 1) + 1;
-    s.pass(Point::arrived);
-    reduce_share(heard && fault.kind == CallFaultKind::none);
-    if (arrived == t.blocks()) record(heard, fault);
+    if (sound && t.thread() == 0) send_header();
+    if (stages()) {
+      const bool stager = s.draw() < a.stagers;
+      sound = s.agree(sound);
+      if (sound && stager) stage_chunks();
+    }
+    s.pass(Point::staged);
+    reduce_share(sound);
     s.pass(Point::folded);
   }
 
  private:
-  MORI_DEVICE bool stages_rows() const { return a.input != nullptr; }
+  MORI_DEVICE bool stages() const { return a.input != nullptr || a.weights != nullptr; }
+  MORI_DEVICE Header header() const {
+    const u32 flags = (a.weights != nullptr ? u32(header_weights) : 0) | (stages() ? u32(header_chunked) : 0);
+    return {a.row_bytes, a.dtype, CallKind::combine, flags};
+  }
 
   // The entered word guards no data: a relaxed store tells that this rank ended its previous combine, an earlier
   // kernel of this stream. The staging stores behind the wait cannot pass it: a block barrier lies between.
-  MORI_DEVICE bool enter_after_combine(bool is_first) {
-    if (s.before.kind != CallKind::combine) return true;
-    if (is_first) {
-      MORI_ROLLED
-      for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
-        if (s.live(peer)) s.send_word(peer, s.words.entered(s.parity, s.rank()), FlagWord::encode(s.call));
-      }
-    }
+  MORI_DEVICE bool await_entered(bool is_first) {
+    if (is_first && t.thread() == 0) s.tell_all(s.words.entered(s.parity, s.rank()), FlagWord::encode(s.call));
     bool heard = true;
     MORI_ROLLED
     for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
-      if (s.live(source)) heard = await_entered(source);
+      if (s.live(source)) heard = await_entered_from(source);
     }
     return heard;
   }
 
   // A peer that dispatches sends no entered word, but at once a header of the other kind.
-  MORI_DEVICE bool await_entered(u32 source) {
-    u64* header = s.ep.word(s.rank(), s.words.header(s.parity, source));
+  MORI_DEVICE bool await_entered_from(u32 source) {
+    u64* header_word = s.ep.word(s.rank(), s.words.header(s.parity, source));
     const auto verdict = [&](u64& word) {
       const Verdict by_tag = judge(CountWord::tag(word), CountWord::tag_of(s.call), call_tag_mask);
-      const u64 other = T::load_system(header);
+      const u64 other = T::load_system(header_word);
       if (by_tag == Verdict::pending && HeaderWord::tag(other) == HeaderWord::tag_of(s.call) &&
-          HeaderWord::decode(other).kind == CallKind::dispatch) {
+          HeaderWord::kind(other) == CallKind::dispatch) {
         word = other;
         return Verdict::ahead;
       }
       return by_tag;
     };
     u64 word = 0;
-    return wait_word(t, s.wait, s.ep.word(s.rank(), s.words.entered(s.parity, source)), source, Phase::entered, verdict,
-                     HeaderWord::encode(s.call, {0, 0, CallKind::combine, false, 0}), word);
+    return wait_word(t, s.wait(), s.ep.word(s.rank(), s.words.entered(s.parity, source)), source, Phase::entered,
+                     verdict, HeaderWord::encode(s.call, header()), word);
   }
 
-  // Chunks are claimed, not tied to block numbers, and nobody waits for a peer before all are taken: one
-  // resident block per rank is enough for the header to be sent.
-  MORI_DEVICE void stage_and_publish() {
-    const u32 rows = stages_rows() || a.weights != nullptr ? s.before.received : 0;
-    const u32 chunks = (rows + stage_chunk_rows - 1) / stage_chunk_rows;
-    // In zero copy without weights nothing is staged. The rows are an earlier kernel's writes: released all the same.
-    if (chunks == 0 && s.flags->is_first != 0 && t.thread() == 0) {
-      T::release_system();
-      publish();
-    }
-    if (chunks == 0) return;
-    // Staged rows: released by the waves that wrote them, counted in `staged` (device scope), and released once more by
-    // the thread that finds the count complete, before the header.
-    MORI_ROLLED
-    for (u32 chunk = claim(); chunk < chunks; chunk = claim()) {
-      stage_rows(chunk * stage_chunk_rows, smaller(rows, (chunk + 1) * stage_chunk_rows));
-      s.count_in(&s.state->staged, chunks, [&] { publish(); });
-    }
+  // Thread 0 of the first block. If nothing is staged, the header says that the rows are there. They are writes of
+  // an earlier kernel, released here all the same: the fence runs while the other warps look up their first rows.
+  MORI_DEVICE void send_header() {
+    if (!stages()) T::release_system();
+    if (s.ticket == 0) s.tell_all(s.words.header(s.parity, s.rank()), HeaderWord::encode(s.call, header()));
   }
 
-  MORI_DEVICE void publish() {
-    const u64 word = HeaderWord::encode(s.call, {a.row_bytes, a.dtype, CallKind::combine, a.weights != nullptr, 0});
+  // Chunks are claimed, not tied to block numbers, and no block that stages waits before all are taken: one
+  // resident block per rank is enough. Rows that came from this rank itself are read where the caller has them.
+  MORI_DEVICE void stage_chunks() {
+    const u32 rows = s.before.received, shift = chunk_shift(rows);
+    const u32 own_begin = s.before.own_first, own_end = own_begin + s.before.own_rows;
     MORI_ROLLED
-    for (u32 peer = 0; peer < s.world(); ++peer) {
-      if (s.live(peer)) s.send_word(peer, s.words.header(s.parity, s.rank()), word);
+    for (u32 begin = claim() << shift; begin < rows; begin = claim() << shift) {
+      const u32 end = smaller(rows, begin + (1u << shift));
+      if (begin >= own_begin && end <= own_end) continue;
+      stage_rows(begin, end, own_begin, own_end);
+      // Ready word: behind a block barrier and a release, so after all rows of the chunk; the reader acquires.
+      T::release_wave();
+      t.sync_block();
+      if (t.thread() == 0) {
+        T::release_system();
+        s.tell_all(s.words.ready(s.parity, s.rank(), begin >> shift), FlagWord::encode(s.call));
+      }
     }
   }
 
@@ -138,22 +130,16 @@ class Combine {
     return s.flags->drawn;
   }
 
-  // Rows beyond those that were passed become zeros: never an earlier call's rows.
-  MORI_DEVICE void stage_rows(u32 begin, u32 end) {
-    const u32 topk = a.ep.shape.topk;
+  // Rows [begin, end) but for the own ones; when they are few, a row is split over several warps. Rows beyond those
+  // that were passed become zeros: never an earlier call's rows.
+  MORI_DEVICE void stage_rows(u32 begin, u32 end, u32 own_begin, u32 own_end) {
+    const u32 topk = a.ep.topk(), parts = (t.warps() + end - begin - 1) / (end - begin);
     MORI_ROLLED
-    for (u32 row = begin + t.warp(); row < end; row += t.warps()) {
-      if (stages_rows()) {
-        u8* to = s.ep.template own<u8>(RegionId::combine_in_rows, u64(row) * a.row_bytes);
-        const RowTarget target{to};
-        if (row < a.input_rows) {
-          t.fan_out(&target, 1, a.input + u64(row) * a.row_bytes, 0, a.row_bytes, a.streaming != 0);
-        } else {
-          MORI_ROLLED
-          for (u32 byte = t.lane(); byte < a.row_bytes; byte += T::lanes) to[byte] = 0;
-        }
-      }
-      if (a.weights == nullptr) continue;
+    for (u32 item = t.warp(); item < (end - begin) * parts; item += t.warps()) {
+      const u32 row = begin + item / parts, part = item % parts;
+      if (row >= own_begin && row < own_end) continue;
+      if (a.input != nullptr) stage_row(row, RowPart(a.row_bytes, part, parts));
+      if (a.weights == nullptr || part != 0) continue;
       float* to = s.ep.template own<float>(RegionId::combine_in_weights, u64(row) * topk * 4);
       MORI_ROLLED
       for (u32 k = t.lane(); k < topk; k += T::lanes) {
@@ -162,96 +148,176 @@ class Combine {
     }
   }
 
-  MORI_DEVICE bool await_peers() {
-    bool heard = true;
-    MORI_ROLLED
-    for (u32 source = t.thread(); source < s.world() && heard; source += t.threads()) {
-      if (!s.live(source)) continue;
-      u64 word = 0;
-      heard = await_header(s, source, CallKind::combine, Phase::combine_ready, word);
-      scratch.header[source] = word;
-      T::acquire_system();  // pairs with the release before the header
+  MORI_DEVICE void stage_row(u32 row, const RowPart& part) {
+    const RowTarget to{s.ep.template own<u8>(RegionId::combine_in_rows, u64(row) * a.row_bytes)};
+    if (row < a.input_rows) {
+      t.fan_out(&to, 1, a.input + u64(row) * a.row_bytes, part.begin, part.end, a.streaming != 0);
+      return;
     }
-    return heard;
+    MORI_ROLLED
+    for (u32 byte = part.begin + t.lane(); byte < part.end; byte += T::lanes) to.address[byte] = 0;
   }
 
-  // Without the peers' rows (abort, fault) the result is zeros.
-  MORI_DEVICE void reduce_share(bool heard) {
-    const BlockShare share(a.tokens * a.parts, t.block(), t.blocks());
-    RowSource* sources = scratch.sources + u64(t.warp()) * a.ep.shape.topk;
+  MORI_DEVICE bool await_peers() {
     MORI_ROLLED
-    for (u32 item = share.begin + t.warp(); item < share.end; item += t.warps()) {
-      const u32 token = item / a.parts, part = item % a.parts;
-      const u32 count = heard && token < s.before.tokens ? find_sources(token, sources) : 0;
+    for (u32 i = t.thread(); i < s.world(); i += t.threads()) {
+      const u32 source = s.world() - 1 - i;
+      if (!s.live(source)) continue;
+      u64 word = 0;
+      if (!await_header(s, source, header(), Phase::combine_ready, word)) return false;
+      scratch.header[source] = word;
+      T::acquire_word(s.ep.word(s.rank(), s.words.header(s.parity, source)));  // rows of a peer that stages none
+    }
+    return true;
+  }
+
+  // Without the peers' rows (abort, fault) the result is zeros. A warp looks up its first token's rows before the block
+  // waits for the peers, so the look-up costs no time.
+  MORI_DEVICE void reduce_share(bool sound) {
+    const BlockShare share(a.tokens * a.parts, t.block(), t.blocks());
+    RowSource* sources = scratch.sources + u64(t.warp()) * a.ep.topk();
+    u32 arrived = 0;
+    CallFault fault{};
+    bool waited = false;
+    MORI_ROLLED
+    for (u32 item = share.begin + t.warp();; item += t.warps()) {
+      const bool has_item = item < share.end;
+      if (waited && !has_item) break;
+      const u32 token = item / a.parts;
+      u32 count = has_item && token < s.before.tokens ? find_sources(token, sources) : 0;
       t.sync_warp();
-      const RowPart bytes(a.row_bytes, part, a.parts);
+      if (!waited) {
+        waited = true;
+        sound = hear(sound, fault, arrived);
+      }
+      if (!has_item) continue;
+      if (!sound || !await_rows(sources, count)) count = 0;
+      const u32 part = item % a.parts;
       u8* out = s.ep.template own<u8>(RegionId::combine_rows, u64(token) * a.row_bytes);
-      add_rows(sources, count, out, bytes.begin, bytes.end);
+      add_rows(sources, count, out, RowPart(a.row_bytes, part, a.parts));
       if (part == 0 && a.weights != nullptr) add_weights(sources, count, token);
       t.sync_warp();
     }
+    if (t.thread() == 0 && arrived == t.blocks() - 1) record(sound, fault);
   }
 
-  // The token's rows in ascending k.
+  // A block that has heard from all peers needs the call's state no more. So the last one to come here may end the call
+  // while rows are still being added, which is of no concern to any peer; the draw's latency hides behind them.
+  MORI_DEVICE bool hear(bool sound, CallFault& fault, u32& arrived) {
+    sound = s.agree(sound && await_peers());
+    T::acquire_wave();
+    if (t.thread() == 0) arrived = T::add_device(&s.state->arrived, 1);
+    s.pass(Point::heard);
+    if (!sound || s.flags->suspect == 0) return sound;
+    fault = first_mismatch<T>(scratch.header, s.comm, s.world(), s.call);
+    return false;
+  }
+
+  // Where the token's rows are, in ascending k.
   MORI_DEVICE u32 find_sources(u32 token, RowSource* sources) {
-    const EpShape& shape = a.ep.shape;
-    const u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * shape.topk * 4);
+    const u32 topk = a.ep.topk();
+    const u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
+    const u32* received = reinterpret_cast<const u32*>(s.ep.word(s.rank(), s.words.received(0)));
     u32 count = 0;
     MORI_ROLLED
-    for (u32 start = 0; start < shape.topk; start += T::lanes) {
+    for (u32 start = 0; start < topk; start += T::lanes) {
       const u32 k = start + t.lane();
-      const u32 flat = k < shape.topk ? map[k] : shape.null_index();
-      const bool valid = flat != shape.null_index() && s.live(flat / shape.flat_stride());
-      const typename T::Mask chosen = t.ballot(valid);
+      const u32 flat = k < topk ? map[k] : a.ep.null_index();
+      const u32 rank = flat / a.ep.flat_stride(), slot = flat % a.ep.flat_stride();
+      const bool valid = rank < s.world() && s.live(rank);
+      const Mask chosen = t.ballot(valid);
       if (valid) {
-        const u32 rank = flat / shape.flat_stride();
-        const u64 slot = flat % shape.flat_stride();
-        const bool weighted = HeaderWord::decode(scratch.header[rank]).flag;
-        sources[count + population(chosen & bits_below<typename T::Mask>(t.lane()))] = {
-            s.ep.template at<u8>(rank, RegionId::combine_in_rows, slot * a.row_bytes),
-            weighted ? s.ep.template at<float>(rank, RegionId::combine_in_weights, slot * shape.topk * 4) : nullptr};
+        sources[count + population(chosen & bits_below<Mask>(t.lane()))] =
+            rank == s.rank() ? own_source(slot) : peer_source(rank, slot, chunk_shift(received[rank]));
       }
       count += population(chosen);
     }
     return count;
   }
 
-  // Bytes [begin, end) of the rows: whole vectors first, what is left by single elements.
-  MORI_DEVICE void add_rows(const RowSource* sources, u32 count, u8* out, u64 begin, u64 end) {
-    constexpr u64 vector = T::vector_bytes, stride = T::lanes * vector;
-    u64 rest = begin;
-    if (a.row_bytes % T::vector_alignment == 0) {
-      rest = end - (end - begin) % vector;
+  MORI_DEVICE RowSource peer_source(u32 rank, u32 slot, u32 shift) {
+    return {s.ep.template at<u8>(rank, RegionId::combine_in_rows, u64(slot) * a.row_bytes),
+            s.ep.word(s.rank(), s.words.ready(s.parity, rank, slot >> shift)),
+            s.ep.template at<float>(rank, RegionId::combine_in_weights, u64(slot) * a.ep.topk() * 4)};
+  }
+
+  // A row that this rank passes to itself; null beyond the rows that were passed.
+  MORI_DEVICE RowSource own_source(u32 slot) {
+    const u8* row = s.ep.template own<u8>(RegionId::combine_in_rows, u64(slot) * a.row_bytes);
+    if (a.input != nullptr) row = slot < a.input_rows ? a.input + u64(slot) * a.row_bytes : nullptr;
+    const bool weighted = a.weights != nullptr && slot < a.weight_rows;
+    return {row, nullptr, weighted ? a.weights + u64(slot) * a.ep.topk() : nullptr};
+  }
+
+  // Waits until the chunks of all rows are ready, each lane for one row; a row beyond those passed is dropped.
+  MORI_DEVICE bool await_rows(RowSource* sources, u32 count) {
+    bool ready = true;
+    MORI_ROLLED
+    for (u32 i = t.lane(); i < count; i += T::lanes) {
+      const u64* word = sources[i].ready;
+      if (word == nullptr) continue;
+      const u32 source = source_of(word);
+      const u64 peer = scratch.header[source];
+      if (!HeaderWord::has(peer, header_weights)) sources[i].weights = nullptr;
+      if (!HeaderWord::has(peer, header_chunked)) continue;
+      const u64 wanted = CountWord::tag_of(s.call);
+      const auto verdict = [&](u64& found) { return judge(CountWord::tag(found), wanted, call_tag_mask); };
+      u64 found = 0;
+      ready =
+          wait_word(t, s.wait(), word, source, Phase::combine_ready, verdict, FlagWord::encode(s.call), found) && ready;
+      T::acquire_word(word);
+    }
+    const bool all = t.ballot(!ready) == 0;
+    t.sync_warp();
+    T::acquire_wave();
+    return all;
+  }
+
+  MORI_DEVICE u32 source_of(const u64* ready) const {
+    const u64 index = u64(ready - s.ep.word(s.rank(), s.words.ready(s.parity, 0, 0)));
+    return u32(index) / max_staging_chunks;
+  }
+
+  // Bytes of the rows: whole vectors first, what is left by single elements.
+  MORI_DEVICE void add_rows(const RowSource* sources, u32 count, u8* out, const RowPart& part) {
+    constexpr u32 vector = T::vector_bytes, stride = T::lanes * vector;
+    u32 rest = part.begin;
+    if (vectors_fit()) {
+      rest = part.end - (part.end - part.begin) % vector;
       MORI_ROLLED
-      for (u64 at = begin + t.lane() * vector; at < rest; at += T::vectors_in_flight * stride) {
+      for (u32 at = part.begin + t.lane() * vector; at < rest; at += T::vectors_in_flight * stride) {
         add_vectors(sources, count, out, at, rest, stride);
       }
     }
     MORI_ROLLED
-    for (u64 at = rest + t.lane() * sizeof(Stored); at < end; at += T::lanes * sizeof(Stored)) {
+    for (u32 at = rest + t.lane() * u32(sizeof(Stored)); at < part.end; at += T::lanes * u32(sizeof(Stored))) {
       float sum = 0.0f;
       MORI_ROLLED
-      for (u32 i = 0; i < count; ++i) sum += Codec::decode(*reinterpret_cast<const Stored*>(sources[i].row + at));
+      for (u32 i = 0; i < count; ++i) {
+        if (sources[i].row == nullptr) continue;
+        sum += Codec::decode(*reinterpret_cast<const Stored*>(sources[i].row + at));
+      }
       *reinterpret_cast<Stored*>(out + at) = Codec::encode(sum);
     }
   }
 
+  MORI_DEVICE bool vectors_fit() const {
+    return (a.row_bytes | u32(reinterpret_cast<u64>(a.input))) % T::vector_alignment == 0;
+  }
+
   // Several vectors of a lane at once, and two rows at once, keep loads under way; the order of addition stays.
-  MORI_DEVICE void add_vectors(const RowSource* sources, u32 count, u8* out, u64 at, u64 end, u64 stride) {
+  MORI_DEVICE void add_vectors(const RowSource* sources, u32 count, u8* out, u32 at, u32 end, u32 stride) {
     constexpr u32 flight = T::vectors_in_flight, elements = T::vector_bytes / sizeof(Stored);
     float sum[flight][elements] = {};
     Stored first[flight][elements], second[flight][elements];
-    u32 i = 0;
     MORI_ROLLED
-    for (; i + 2 <= count; i += 2) {
-      fetch(first, sources[i].row, at, end, stride);
-      fetch(second, sources[i + 1].row, at, end, stride);
-      add(sum, first);
-      add(sum, second);
-    }
-    if (i < count) {
-      fetch(first, sources[i].row, at, end, stride);
-      add(sum, first);
+    for (u32 i = 0; i < count; i += 2) {
+      const u8* a_row = sources[i].row;
+      const u8* b_row = i + 1 < count ? sources[i + 1].row : nullptr;
+      fetch(first, a_row, at, end, stride);
+      fetch(second, b_row, at, end, stride);
+      if (a_row != nullptr) add(sum, first);
+      if (b_row != nullptr) add(sum, second);
     }
     MORI_UNROLL
     for (u32 v = 0; v < flight; ++v) {
@@ -264,7 +330,8 @@ class Combine {
   }
 
   template <u32 flight, u32 elements>
-  MORI_DEVICE void fetch(Stored (&held)[flight][elements], const u8* row, u64 at, u64 end, u64 stride) {
+  MORI_DEVICE void fetch(Stored (&held)[flight][elements], const u8* row, u32 at, u32 end, u32 stride) {
+    if (row == nullptr) return;
     MORI_UNROLL
     for (u32 v = 0; v < flight; ++v) {
       if (at + v * stride < end) T::load_vector(held[v], row + at + v * stride);
@@ -281,7 +348,7 @@ class Combine {
   }
 
   MORI_DEVICE void add_weights(const RowSource* sources, u32 count, u32 token) {
-    const u32 topk = a.ep.shape.topk;
+    const u32 topk = a.ep.topk();
     float* out = s.ep.template own<float>(RegionId::combine_weights, u64(token) * topk * 4);
     MORI_ROLLED
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
@@ -294,9 +361,9 @@ class Combine {
     }
   }
 
-  MORI_DEVICE void record(bool heard, const CallFault& fault) {
+  MORI_DEVICE void record(bool sound, const CallFault& fault) {
     if (fault.kind != CallFaultKind::none) s.state->fault = fault;
-    if (heard) T::count(&s.ep.template own<OpStats>(RegionId::stats)->combines, 1);
+    if (sound) T::count(&s.ep.template own<OpStats>(RegionId::stats)->combines, 1);
     s.close_call(CallKind::combine);
   }
 

@@ -4,7 +4,7 @@
 //   3. every block waits for all counts of this call: they are the credit (each peer has left its earlier calls, so
 //      nothing it may still read is overwritten), they fix every row's final slot, and they show an overflow early;
 //   4. rows go straight to their slots, ordered by (source rank, token);
-//   5. the last block to finish tells every peer that the rows are there, and waits to be told by all.
+//   5. every block tells every peer that its rows are there; the last one waits to be told by all blocks of all peers.
 #pragma once
 
 #include "rendezvous.hpp"
@@ -26,6 +26,7 @@ struct DispatchScratch {
   u32* base;           // [W] slot of this rank's first row at each
   u32* received;       // [W] rows each rank receives in all
   u32* from;           // [W] rows this rank receives from each
+  u32* blocks;         // [W] blocks that send them
   u64* header;         // [W]
   u64* mask;           // [tile][mask words] destinations of a token
   u32* position;       // [tile][W] row number of the token among this rank's rows for that destination
@@ -43,6 +44,7 @@ struct DispatchScratch {
     take(next, base, world);
     take(next, received, world);
     take(next, from, world);
+    take(next, blocks, world);
     take(next, position, dispatch_tile * world);
     end = next;
   }
@@ -68,18 +70,18 @@ class Dispatch {
       : t(target),
         a(args),
         s(target, args.ep),
-        scratch(target.template scratch<void>(), args.ep.shape.world_size, target.warps()),
+        scratch(target.template scratch<void>(), args.ep.world(), target.warps()),
         items(args.parts + 1),
         share(args.tokens * items, target.block(), target.blocks()),
-        words((args.ep.shape.world_size + span - 1) / span),
-        experts(args.ep.shape.world_size * args.ep.shape.experts_per_rank) {}
+        words((args.ep.world() + span - 1) / span),
+        experts(args.ep.world() * args.ep.experts_per_rank()) {}
 
   MORI_DEVICE void run() {
     clear_counters();
     s.pass(Point::entered);
     count_rows();
     s.pass(Point::counted);
-    if (s.is_first() && !s.aborted) announce();
+    if (s.draw() == 0 && !s.aborted) announce();
     s.pass(Point::announced);
     const bool heard = s.agree(!s.aborted && await_peers());
     s.pass(Point::heard);
@@ -89,24 +91,27 @@ class Dispatch {
       if (fault.kind == CallFaultKind::none) copy_share();
     }
     s.pass(Point::copied);
-    finish(fault);
+    finish(heard, fault);
   }
 
  private:
+  MORI_DEVICE Header header() const { return {a.row_bytes, a.dtype, CallKind::dispatch, 0}; }
+
   MORI_DEVICE void clear_counters() {
     MORI_ROLLED
     for (u32 d = t.thread(); d < s.world(); d += t.threads()) {
-      scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = scratch.from[d] = 0;
+      scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = 0;
+      scratch.from[d] = scratch.blocks[d] = 0;
     }
     t.sync_block();
   }
 
   // The rank that owns an expert; for an id that names no expert, a number no mask word reaches.
-  MORI_DEVICE u32 rank_of(i32 id) const { return u32(id) < experts ? a.ep.experts(u32(id)) : ~0u; }
+  MORI_DEVICE u32 rank_of(i32 id) const { return u32(id) < experts ? a.ep.owner(u32(id)) : ~0u; }
 
   // Bit d: some expert of the token lives on live rank first + d. Ids outside the experts name nobody.
   MORI_DEVICE Mask destinations(u32 token, u32 first) const {
-    const u32 topk = a.ep.shape.topk;
+    const u32 topk = a.ep.topk();
     const i32* ids = a.indices + u64(token) * topk;
     Mask mask = 0;
     MORI_UNROLL_TWICE
@@ -135,12 +140,14 @@ class Dispatch {
         Mask mask[batch];
         MORI_UNROLL
         for (u32 g = 0; g < batch; ++g) {
-          const u32 token = start + g * stride + t.lane();
-          mask[g] = token < a.tokens ? destinations(token, first) : 0;
+          const u32 group = start + g * stride, token = group + t.lane();
+          mask[g] = 0;
+          if (group < a.tokens && token < a.tokens) mask[g] = destinations(token, first);
         }
         MORI_UNROLL
         for (u32 g = 0; g < batch; ++g) {
           const u32 group = start + g * stride;
+          if (group >= a.tokens) break;
           const Mask earlier = begin > group ? bits_below<Mask>(begin - group) : 0;
           MORI_ROLLED
           for (u32 d = 0; d < smaller(span, s.world() - first); ++d) {
@@ -161,9 +168,9 @@ class Dispatch {
     }
   }
 
-  // Count words and header carry their own call number and no data hangs on them: relaxed stores, no fence. As
-  // credit they say that this rank has ended its earlier calls; those are earlier kernels of this stream, whose
-  // reads were complete before this kernel began.
+  // Count words, block count and header carry their own call number and no data hangs on them: relaxed stores, no
+  // fence. As credit they say that this rank has ended its earlier calls; those are earlier kernels of this stream,
+  // whose reads were complete before this kernel began.
   MORI_DEVICE void announce() {
     MORI_ROLLED
     for (u32 i = t.thread(); i < s.world() * s.world(); i += t.threads()) {
@@ -172,45 +179,53 @@ class Dispatch {
       T::store_system(s.ep.word(peer, s.words.count(s.parity, s.rank(), destination)),
                       CountWord::encode(s.call, scratch.total[destination]));
     }
-    send_header(s, {a.row_bytes, a.dtype, CallKind::dispatch, false, 0});
+    MORI_ROLLED
+    for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
+      if (!s.live(peer)) continue;
+      T::store_system(s.ep.word(peer, s.words.blocks(s.parity, s.rank())), CountWord::encode(s.call, t.blocks()));
+      s.send_word(peer, s.words.header(s.parity, s.rank()), HeaderWord::encode(s.call, header()));
+    }
   }
 
   // Nothing is read through these words, so no acquire. They are a credit for the stores of step 4: those depend
   // on the slots computed from the words' values and on the block barrier behind the polls, so no target may
   // perform them before the polls have returned.
   MORI_DEVICE bool await_peers() {
-    bool heard = true;
     MORI_ROLLED
-    for (u32 i = t.thread(); i < s.world() * (s.world() + 1) && heard; i += t.threads()) {
+    for (u32 i = t.thread(); i < s.world() * (s.world() + 2); i += t.threads()) {
       const u32 source = i % s.world(), column = i / s.world();
       if (!s.live(source)) continue;
       u64 word = 0;
-      if (column == 0) {
-        heard = await_header(s, source, CallKind::dispatch, Phase::counts, word);
+      if (column == s.world()) {
+        if (!await_header(s, source, header(), Phase::counts, word)) return false;
         scratch.header[source] = word;
         continue;
       }
-      const u32 destination = column - 1;
-      heard = await_tagged(s, s.words.count(s.parity, source, destination), source, Phase::counts, word);
-      const u32 rows = CountWord::value(word);
-      t.add_block(&scratch.received[destination], rows);
-      if (source < s.rank()) t.add_block(&scratch.base[destination], rows);
-      if (destination == s.rank()) scratch.from[source] = rows;
+      const bool is_count = column < s.world();
+      const u64 at = is_count ? s.words.count(s.parity, source, column) : s.words.blocks(s.parity, source);
+      if (!await_tagged(s, at, source, Phase::counts, word)) return false;
+      const u32 value = CountWord::value(word);
+      if (!is_count) {
+        scratch.blocks[source] = value;
+        continue;
+      }
+      t.add_block(&scratch.received[column], value);
+      if (source < s.rank()) t.add_block(&scratch.base[column], value);
+      if (column == s.rank()) scratch.from[source] = value;
     }
-    return heard;
+    return true;
   }
 
   // From words that every rank has seen alike.
   MORI_DEVICE CallFault find_fault() {
-    const CallFault mismatch = compare_headers(s, scratch.header);
-    if (mismatch.kind != CallFaultKind::none) return mismatch;
+    if (s.flags->suspect != 0) return first_mismatch<T>(scratch.header, s.comm, s.world(), s.call);
+    CallFault fault{};
     MORI_ROLLED
     for (u32 d = 0; d < s.world(); ++d) {
-      if (scratch.received[d] > a.ep.shape.max_recv_tokens) {
-        return {s.call, CallFaultKind::receive_overflow, d, a.ep.shape.max_recv_tokens, scratch.received[d]};
-      }
+      if (scratch.received[d] <= a.ep.shape.max_recv_tokens || fault.kind != CallFaultKind::none) continue;
+      fault = {s.call, CallFaultKind::receive_overflow, d, a.ep.shape.max_recv_tokens, scratch.received[d]};
     }
-    return {};
+    return fault;
   }
 
   MORI_DEVICE void copy_share() {
@@ -293,7 +308,7 @@ class Dispatch {
   }
 
   MORI_DEVICE void send_small_data(u32 token, const Slot* slots, u32 count) {
-    const u32 topk = a.ep.shape.topk;
+    const u32 topk = a.ep.topk();
     MORI_ROLLED
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
       const i32 id = a.indices[u64(token) * topk + k];
@@ -308,7 +323,7 @@ class Dispatch {
     MORI_ROLLED
     for (u32 index = t.lane(); index < count; index += T::lanes) {
       *s.ep.template at<u32>(slots[index].rank, RegionId::dispatch_source, u64(slots[index].slot) * 4) =
-          s.rank() * a.ep.shape.flat_stride() + token;
+          s.rank() * a.ep.flat_stride() + token;
     }
     if (a.scale_bytes == 0) return;
     send_bytes(slots, count, RegionId::dispatch_scales, a.scale_bytes, a.scales + u64(token) * a.scale_bytes,
@@ -317,7 +332,7 @@ class Dispatch {
 
   // Entry (token, k): the flat index of the row at its destination, for the first k that names the destination.
   MORI_DEVICE void write_sender_map(u32 i, u32 token) {
-    const u32 topk = a.ep.shape.topk;
+    const u32 topk = a.ep.topk();
     const i32* ids = a.indices + u64(token) * topk;
     u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
@@ -327,42 +342,61 @@ class Dispatch {
       bool kept = d < s.world() && (mask_of(i, d / span * span) >> (d % span) & 1) != 0;
       MORI_ROLLED
       for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
-      map[k] = kept ? d * a.ep.shape.flat_stride() + slot_at(i, d) : a.ep.shape.null_index();
+      map[k] = kept ? d * a.ep.flat_stride() + slot_at(i, d) : a.ep.null_index();
       if (d == ~0u) T::count(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
     }
   }
 
-  // Rows words: stored by thread 0 of the last block behind the fences of count_in, so after every block's rows; read
-  // by the peers' last blocks, which acquire before their kernels end, so that later kernels read the rows plainly.
-  MORI_DEVICE void finish(const CallFault& fault) {
-    const u32 arrived = s.count_in(&s.state->arrived, t.blocks(), [&] {
-      if (is_aborted<T>(s.comm)) return;
-      MORI_ROLLED
-      for (u32 peer = 0; peer < s.world(); ++peer) {
-        if (s.live(peer)) s.send_word(peer, s.words.rows(s.parity, s.rank()), FlagWord::encode(s.call));
+  // Rows words: one per block, stored by its thread 0 behind a block barrier and a release, so after all the block's
+  // rows. Read by the last block of the peer's kernel, which acquires before it ends, so that later kernels read the
+  // rows plainly. A block that gave up sends none. The own blocks' rows are ordered by the end of this kernel.
+  MORI_DEVICE void finish(bool heard, const CallFault& fault) {
+    T::release_wave();
+    t.sync_block();
+    if (t.thread() == 0) {
+      const u32 arrived = T::add_device(&s.state->arrived, 1);
+      if (heard) {
+        T::release_system();
+        s.tell_all(s.words.rows(s.parity, s.rank(), t.block()), FlagWord::encode(s.call));
       }
-    });
-    if (arrived != t.blocks()) return;
-    s.pass(Point::arrived);
-    bool complete = !is_aborted<T>(s.comm);
-    u64 word = 0;
-    MORI_ROLLED
-    for (u32 source = t.thread(); source < s.world() && complete; source += t.threads()) {
-      if (s.live(source)) complete = await_tagged(s, s.words.rows(s.parity, source), source, Phase::rows, word);
-      T::acquire_system();
+      s.flags->drawn = arrived + 1;
     }
-    complete = s.agree(complete);
+    t.sync_block();
+    s.pass(Point::arrived);
+    if (s.flags->drawn != t.blocks()) return;
+    const bool complete = s.agree(heard && await_rows());
     if (t.thread() == 0) record(complete && fault.kind == CallFaultKind::none, fault);
     if (complete) count_stats();
     s.pass(Point::folded);
   }
 
+  MORI_DEVICE bool await_rows() {
+    MORI_ROLLED
+    for (u32 source = 0; source < s.world(); ++source) {
+      if (source == s.rank() || !s.live(source)) continue;
+      u64 word = 0;
+      MORI_ROLLED
+      for (u32 block = t.thread(); block < scratch.blocks[source]; block += t.threads()) {
+        const u64 at = s.words.rows(s.parity, source, block);
+        if (!await_tagged(s, at, source, Phase::rows, word)) return false;
+        T::acquire_word(s.ep.word(s.rank(), at));
+      }
+    }
+    return !is_aborted<T>(s.comm);
+  }
+
   MORI_DEVICE void record(bool delivered, const CallFault& fault) {
     const u32 received = delivered ? scratch.received[s.rank()] : 0;
     *s.ep.template own<u32>(RegionId::received_count) = received;
-    s.state->last.received = received;
-    s.state->last.tokens = delivered ? a.tokens : 0;
-    s.state->last.dispatched = 1;
+    LastCall& last = s.state->last;
+    last.received = received;
+    last.tokens = delivered ? a.tokens : 0;
+    last.dispatched = 1;
+    last.own_first = scratch.base[s.rank()];
+    last.own_rows = delivered ? scratch.from[s.rank()] : 0;
+    u32* all = reinterpret_cast<u32*>(s.ep.word(s.rank(), s.words.received(0)));
+    MORI_ROLLED
+    for (u32 peer = 0; peer < s.world(); ++peer) all[peer] = delivered ? scratch.received[peer] : 0;
     if (fault.kind != CallFaultKind::none) s.state->fault = fault;
     s.close_call(CallKind::dispatch);
   }

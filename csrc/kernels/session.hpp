@@ -12,10 +12,10 @@ enum class Point : u32 { entered, counted, announced, heard, copied, arrived, st
 
 // Head of a block's scratch memory; the arrays of each kernel follow it.
 struct BlockFlags {
-  u32 is_first;  // this block took ticket 0: it speaks to the peers
-  u32 failed;    // some thread's wait ended by an abort
-  u32 drawn;     // what thread 0 drew for the block: a staging chunk, a count
-  u32 unused;
+  u32 ticket;   // how many blocks of this launch started before this one
+  u32 failed;   // some thread's wait ended by an abort
+  u32 suspect;  // some peer's header differs from this rank's
+  u32 drawn;    // what thread 0 drew for the block: a staging chunk, a count
 };
 
 // Sleeps at every fourth place or so, by the hash of where it is.
@@ -36,22 +36,24 @@ class Session {
         ep(args),
         state(args.own<OpState>(RegionId::control)),
         comm(args.symmetric.control(args.symmetric.rank)),
-        words(args.shape.world_size),
+        words(args.world()),
         flags(target.template scratch<BlockFlags>()),
         before(state->last),
         live_low(T::load_system(&comm->live[0])),
         aborted(is_aborted<T>(comm)),
         call(before.call + 1),
-        parity(u32(call & 1)),
-        wait{args.symmetric, args.twin, args.timeout_ns, call} {
+        parity(u32(call & 1)) {
     if (target.thread() == 0) {
-      flags->failed = 0;
+      flags->failed = flags->suspect = 0;
       ticket = T::add_device(&state->ticket, 1);
     }
+    target.sync_block();  // before any thread raises a flag
   }
 
   MORI_DEVICE u32 rank() const { return ep.symmetric.rank; }
-  MORI_DEVICE u32 world() const { return ep.symmetric.world_size; }
+  MORI_DEVICE u32 world() const { return ep.world(); }
+  MORI_DEVICE WaitContext wait() const { return {ep.symmetric, ep.twin, ep.timeout_ns, call}; }
+
   // Bit i: rank first + i takes part. `first` is a multiple of the mask's width.
   MORI_DEVICE typename T::Mask live_from(u32 first) const {
     const u64 word = first < 64 ? live_low : T::load_system(&comm->live[first / 64]);
@@ -62,31 +64,12 @@ class Session {
     return (word >> (peer % 64) & 1) != 0;
   }
 
-  // The first block to start, whichever that is, sends what peers wait for: no word depends on a block that may
-  // not be resident. The ticket was drawn at the very start; its latency is spent on other work until here.
-  MORI_DEVICE bool is_first() {
-    if (target.thread() == 0) flags->is_first = ticket == 0;
+  // How many blocks started before this one. The first, whichever that is, sends what peers wait for: no word depends
+  // on a block that may not be resident. Drawn at the very start; the latency is spent on other work until here.
+  MORI_DEVICE u32 draw() {
+    if (target.thread() == 0) flags->ticket = ticket;
     target.sync_block();
-    return flags->is_first != 0;
-  }
-
-  // Counts this block into `counter` and returns the new count in all threads. Every storing wave has released its
-  // stores before the barrier, and thread 0 releases the block's before it counts. If the count is `complete`, thread 0
-  // fences once more: acquiring the other blocks' stores and releasing them for what `send` stores.
-  template <class Send>
-  MORI_DEVICE u32 count_in(u32* counter, u32 complete, Send send) {
-    T::release_wave();
-    target.sync_block();
-    if (target.thread() == 0) {
-      T::release_system();
-      flags->drawn = T::add_device(counter, 1) + 1;
-      if (flags->drawn == complete) {
-        T::release_system();
-        send();
-      }
-    }
-    target.sync_block();
-    return flags->drawn;
+    return flags->ticket;
   }
 
   // By one thread, when every block of this call has read the state and drawn its tickets for the last time.
@@ -94,7 +77,6 @@ class Session {
     state->ticket = 0;
     state->arrived = 0;
     state->stage_ticket = 0;
-    state->staged = 0;
     state->last.kind = kind;
     state->last.call = call;
   }
@@ -111,8 +93,17 @@ class Session {
     T::notify(ep.symmetric.control(peer));
   }
 
+  // The same word to every live peer, this rank included; by one thread.
+  MORI_DEVICE void tell_all(u64 control_offset, u64 value) {
+    MORI_ROLLED
+    for (u32 peer = 0; peer < world(); ++peer) {
+      if (live(peer)) send_word(peer, control_offset, value);
+    }
+  }
+
   // Marks the passing of a point: for traces, and for tests that delay blocks at random.
   MORI_DEVICE void pass(Point point) {
+    if (MORI_TRACED == 0) return;
     if (ep.profiler != nullptr && target.thread() == 0) {
       ep.profiler[target.block() * u32(Point::count) + u32(point)] = T::ticks();
     }
@@ -134,7 +125,6 @@ class Session {
   u64 call;
   u32 parity;
   u32 ticket = 0;  // thread 0's
-  WaitContext wait;
 };
 
 // The part of the work items [0, items) that one block does: a contiguous run, as even as it gets.

@@ -44,15 +44,16 @@ struct alignas(32) LastCall {
   u32 tokens;      // of the last dispatch
   u32 received;    // rows of the last dispatch
   u32 dispatched;  // 1 after the first dispatch
+  u32 own_first;   // rows [own_first, own_first + own_rows) of those received came from this rank itself
+  u32 own_rows;
 };
 
 // Fixed part of the control region. Only this rank's own kernels touch it.
 struct OpState {
   LastCall last;
   alignas(64) u32 ticket;        // blocks that entered this launch
-  alignas(64) u32 arrived;       // blocks that finished it
+  alignas(64) u32 arrived;       // blocks that need its state no more
   alignas(64) u32 stage_ticket;  // staging chunks handed out
-  alignas(64) u32 staged;        // staging chunks finished
   alignas(64) CallFault fault;   // of the last faulty call
 };
 
@@ -92,25 +93,50 @@ struct EpLayout {
 };
 
 constexpr u64 region_alignment = 256;
+constexpr u32 max_blocks = 256;          // of any grid
+constexpr u32 max_staging_chunks = 128;  // of a combine's rows
+
+// A combine's rows are staged in chunks of 2^chunk_shift(rows): readers know the size from the row count.
+MORI_SHARED_CODE u32 chunk_shift(u32 rows) {
+  u32 shift = 0;
+  while (rows > max_staging_chunks << shift) ++shift;
+  return shift;
+}
 
 // Words inside the control region, behind OpState. Each has two slots by call parity: a rank may already be in
 // the next call while a slow block of its peer still polls for this one.
+//   count[parity][source][destination]  rows that source sends to destination
+//   header[parity][source]              what source is about to do
+//   blocks[parity][source]              how many rows words source will send
+//   entered[parity][source]             source is in a combine that follows a combine
+//   rows[parity][source][block]         that block of source has written its rows here
+//   ready[parity][source][chunk]        source has staged that chunk
 struct ControlWords {
   u64 world_size;
   MORI_SHARED_CODE explicit ControlWords(u32 world) : world_size(world) {}
 
   static constexpr u64 first = align_up(sizeof(OpState), 64);
-  // count[parity][source][destination], header[parity][source], rows[parity][source], entered[parity][source]
+
   MORI_SHARED_CODE u64 count(u32 parity, u32 source, u32 destination) const {
     return first + 8 * ((parity * world_size + source) * world_size + destination);
   }
-  MORI_SHARED_CODE u64 flags(u32 array, u32 parity, u32 source) const {
+  MORI_SHARED_CODE u64 header(u32 parity, u32 source) const { return single(0, parity, source); }
+  MORI_SHARED_CODE u64 blocks(u32 parity, u32 source) const { return single(1, parity, source); }
+  MORI_SHARED_CODE u64 entered(u32 parity, u32 source) const { return single(2, parity, source); }
+  MORI_SHARED_CODE u64 rows(u32 parity, u32 source, u32 block) const {
+    return single(3, 0, 0) + 8 * ((parity * world_size + source) * max_blocks + block);
+  }
+  MORI_SHARED_CODE u64 ready(u32 parity, u32 source, u32 chunk) const {
+    return rows(2, 0, 0) + 8 * ((parity * world_size + source) * max_staging_chunks + chunk);
+  }
+  // Not a word: u32 received[rank], the rows that each rank got in the last dispatch.
+  MORI_SHARED_CODE u64 received(u32 rank) const { return ready(2, 0, 0) + 4 * rank; }
+  MORI_SHARED_CODE u64 end() const { return align_up(received(u32(world_size)), 64); }
+
+ private:
+  MORI_SHARED_CODE u64 single(u32 array, u32 parity, u32 source) const {
     return count(2, 0, 0) + 8 * ((2 * array + parity) * world_size + source);
   }
-  MORI_SHARED_CODE u64 header(u32 parity, u32 source) const { return flags(0, parity, source); }
-  MORI_SHARED_CODE u64 rows(u32 parity, u32 source) const { return flags(1, parity, source); }
-  MORI_SHARED_CODE u64 entered(u32 parity, u32 source) const { return flags(2, parity, source); }
-  MORI_SHARED_CODE u64 end() const { return flags(3, 0, 0); }
 };
 
 MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {

@@ -21,6 +21,25 @@ struct Divider {
   MORI_SHARED_CODE constexpr u32 operator()(u32 dividend) const { return u32(dividend * multiplier >> 40); }
 };
 
+// A build may fix these values (0: not fixed). The kernels then hold no code for others: at a few tokens their time
+// is the fetching of instructions.
+#ifndef MORI_FIXED_WORLD_SIZE
+#define MORI_FIXED_WORLD_SIZE 0
+#endif
+#ifndef MORI_FIXED_TOPK
+#define MORI_FIXED_TOPK 0
+#endif
+#ifndef MORI_FIXED_EXPERTS_PER_RANK
+#define MORI_FIXED_EXPERTS_PER_RANK 0
+#endif
+#ifndef MORI_FIXED_MAX_TOKENS
+#define MORI_FIXED_MAX_TOKENS 0
+#endif
+// 0: no traces and no delays for tests.
+#ifndef MORI_TRACED
+#define MORI_TRACED 1
+#endif
+
 struct EpArgs {
   Symmetric symmetric;
   u64 window;  // offset of the op's window in every slice
@@ -33,6 +52,16 @@ struct EpArgs {
   u32 test_delay_us;  // 0: no artificial delays
   u32 test_delay_seed;
 
+  MORI_SHARED_CODE u32 world() const { return fixed(MORI_FIXED_WORLD_SIZE, shape.world_size); }
+  MORI_SHARED_CODE u32 topk() const { return fixed(MORI_FIXED_TOPK, shape.topk); }
+  MORI_SHARED_CODE u32 experts_per_rank() const { return fixed(MORI_FIXED_EXPERTS_PER_RANK, shape.experts_per_rank); }
+  MORI_SHARED_CODE u32 flat_stride() const { return world() * fixed(MORI_FIXED_MAX_TOKENS, shape.max_tokens); }
+  MORI_SHARED_CODE u32 null_index() const { return world() * flat_stride(); }
+  // The rank that owns an expert.
+  MORI_SHARED_CODE u32 owner(u32 expert) const {
+    return MORI_FIXED_EXPERTS_PER_RANK != 0 ? expert / experts_per_rank() : experts(expert);
+  }
+
   template <class Type>
   MORI_SHARED_CODE Type* at(u32 peer, RegionId id, u64 byte = 0) const {
     return symmetric.at<Type>(peer, window + layout.of(id) + byte);
@@ -44,6 +73,9 @@ struct EpArgs {
   MORI_SHARED_CODE u64* word(u32 peer, u64 control_offset) const {
     return at<u64>(peer, RegionId::control, control_offset);
   }
+
+ private:
+  MORI_SHARED_CODE static constexpr u32 fixed(u32 constant, u32 value) { return constant != 0 ? constant : value; }
 };
 
 struct DispatchArgs {
@@ -71,6 +103,7 @@ struct CombineArgs {
   u32 dtype;
   Arithmetic arithmetic;
   u32 parts;
+  u32 stagers;  // so many blocks, the first to start, stage rows; the others begin to fetch at once
   u32 streaming;
 };
 

@@ -23,27 +23,33 @@ struct CountWord {
   MORI_SHARED_CODE static constexpr u64 tag_of(u64 call) { return call & call_tag_mask; }
 };
 
-// header word: call:32 | row_bytes:24 | dtype:4 | kind:1 | path:1 | fault:2.
-// A combine has no path; it uses the bit to say that this rank sends weight rows.
+// header word: call:32 | row_bytes:24 | dtype:4 | kind:1 | flags:3
 constexpr u64 row_bytes_limit = 1ull << 24;
+
+enum HeaderFlag : u32 {
+  header_staged_path = 1,  // dispatch: rows go to the landing area first
+  header_weights = 1,      // combine: this rank gives weight rows
+  header_chunked = 2,      // combine: rows or weights are being staged; a ready word follows per chunk
+};
 
 struct Header {
   u32 row_bytes;
   u32 dtype;
   CallKind kind;
-  bool flag;  // dispatch: staged path; combine: weight rows present
-  u32 fault;
+  u32 flags;
 };
 
 struct HeaderWord {
+  static constexpr u64 compared = 0xfffffff0ull;  // row_bytes and dtype: must be equal on all ranks
+
   MORI_SHARED_CODE static constexpr u64 encode(u64 call, const Header& header) {
     return (call & 0xffffffffull) << 32 | u64(header.row_bytes) << 8 | u64(header.dtype) << 4 |
-           u64(header.kind == CallKind::combine) << 3 | u64(header.flag) << 2 | header.fault;
+           u64(header.kind == CallKind::combine) << 3 | header.flags;
   }
-  MORI_SHARED_CODE static constexpr Header decode(u64 word) {
-    return {u32(word >> 8) & 0xffffff, u32(word >> 4) & 0xf,
-            (word >> 3 & 1) != 0 ? CallKind::combine : CallKind::dispatch, (word >> 2 & 1) != 0, u32(word) & 3};
+  MORI_SHARED_CODE static constexpr CallKind kind(u64 word) {
+    return (word >> 3 & 1) != 0 ? CallKind::combine : CallKind::dispatch;
   }
+  MORI_SHARED_CODE static constexpr bool has(u64 word, HeaderFlag flag) { return (word & flag) != 0; }
   MORI_SHARED_CODE static constexpr u64 tag(u64 word) { return word >> 32; }
   MORI_SHARED_CODE static constexpr u64 tag_of(u64 call) { return call & 0xffffffffull; }
 };
@@ -59,7 +65,7 @@ MORI_SHARED_CODE constexpr Verdict judge(u64 tag, u64 wanted, u64 mask) {
   return distance <= ahead_window ? Verdict::ahead : Verdict::pending;
 }
 
-// A plain flag word (rows done, entered) is a count word without a value.
+// A plain flag word (rows done, ready, entered) is a count word without a value.
 struct FlagWord {
   MORI_SHARED_CODE static constexpr u64 encode(u64 call) { return CountWord::encode(call, 0); }
 };

@@ -77,6 +77,7 @@ Outcome EpPlan::combine(const CombineCall& call) {
   args.dtype = call.dtype;
   args.arithmetic = call.arithmetic;
   args.parts = parts_of(call.tokens, call.row_bytes);
+  args.stagers = grid_.threads();
   args.streaming = streaming(u64(state()->last.received) * call.row_bytes);
   return launch(mori_host::Kernel::combine, &args, CombineScratch::bytes(args_.shape.world_size, args_.shape.topk, 1));
 }
@@ -108,11 +109,11 @@ void EpPlan::set_call_number(u64 call) {
   const ControlWords words(args_.shape.world_size);
   u64* const begin = args_.word(args_.symmetric.rank, ControlWords::first);
   u64* const headers = args_.word(args_.symmetric.rank, words.header(0, 0));
-  u64* const flags = args_.word(args_.symmetric.rank, words.rows(0, 0));
-  u64* const end = args_.word(args_.symmetric.rank, words.end());
+  u64* const flags = args_.word(args_.symmetric.rank, words.blocks(0, 0));
+  u64* const end = args_.word(args_.symmetric.rank, words.received(0));
   for (u64* word = begin; word < end; ++word) {
     const bool is_header = word >= headers && word < flags;
-    *word = is_header ? HeaderWord::encode(call, {0, 0, CallKind::dispatch, false, 0}) : CountWord::encode(call, 0);
+    *word = is_header ? HeaderWord::encode(call, {0, 0, CallKind::dispatch, 0}) : CountWord::encode(call, 0);
   }
   state()->last.call = call;
 }

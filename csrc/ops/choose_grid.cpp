@@ -1,0 +1,31 @@
+#include "choose_grid.hpp"
+
+namespace mori {
+namespace {
+
+constexpr u32 many_tokens = 256;      // from here on a GPU is full whatever the rows are
+constexpr u32 warps_for_few = 8;      // with few tokens, more and smaller blocks start sooner
+constexpr u32 blocks_per_stager = 4;  // copying inside a GPU is several times faster than fetching from another
+
+u32 most_parts(u32 row_bytes) { return larger<u32>(1, row_bytes / smallest_part_bytes); }
+
+}  // namespace
+
+u32 parts_of(u32 tokens, u32 row_bytes, u32 workers) {
+  if (tokens == 0 || tokens >= workers) return 1;
+  return smaller<u32>(most_parts(row_bytes), u32(divide_up(workers, tokens)));
+}
+
+Grid choose_grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors) {
+  Grid grid{};
+  grid.warps = warps > 0 ? smaller(u32(warps), most_warps) : tokens >= many_tokens ? most_warps : warps_for_few;
+  const u32 resident = smaller(multiprocessors, max_blocks);
+  const u32 bound = block_num > 0 ? smaller(u32(block_num), resident) : resident;
+  const u64 useful = divide_up(u64(tokens) * most_parts(row_bytes), grid.warps);
+  grid.blocks = u32(larger<u64>(1, smaller<u64>(useful, bound)));
+  grid.parts = parts_of(tokens, row_bytes, grid.blocks * grid.warps);
+  grid.stagers = u32(divide_up(grid.blocks, blocks_per_stager));
+  return grid;
+}
+
+}  // namespace mori
