@@ -1,10 +1,12 @@
-// Dispatch, direct leg, counts first:
+// Dispatch, counts first:
 //   1. every block counts, over all tokens, how many rows go to each rank, and how many precede its own share;
 //   2. the first block to start sends the whole row of counts and a header to every peer;
 //   3. every block waits for all counts of this call: they are the credit (each peer has left its earlier calls, so
 //      nothing it may still read is overwritten), they fix every row's final slot, and they show an overflow early;
-//   4. rows go straight to their slots, ordered by (source rank, token);
+//   4. direct: rows go straight to their slots, ordered by (source rank, token). Staged: before step 3 and without any
+//      wait, rows went to this rank's landing area at the destination; after step 3 the destination moves them;
 //   5. every block tells every peer that its rows are there; the last one waits to be told by all blocks of all peers.
+// Each source chooses its path for each call and says so in its header; a receiver takes any mix.
 #pragma once
 
 #include "rendezvous.hpp"
@@ -23,6 +25,7 @@ struct Slot {
 struct DispatchScratch {
   u32* total;          // [W] rows this rank sends to each
   u32* before;         // [W] of them, those of tokens before the block's share
+  u32* next;           // [W] the same, moving on from tile to tile
   u32* base;           // [W] slot of this rank's first row at each
   u32* received;       // [W] rows each rank receives in all
   u32* from;           // [W] rows this rank receives from each
@@ -34,27 +37,28 @@ struct DispatchScratch {
   RowTarget* targets;  // [warps][W]
 
   MORI_SHARED_CODE DispatchScratch(void* memory, u32 world, u32 warps) {
-    u64 next = reinterpret_cast<u64>(memory) + sizeof(BlockFlags);
-    take(next, header, world);
-    take(next, mask, dispatch_tile * ((world + 63) / 64));
-    take(next, targets, warps * world);
-    take(next, slots, warps * world);
-    take(next, total, world);
-    take(next, before, world);
-    take(next, base, world);
-    take(next, received, world);
-    take(next, from, world);
-    take(next, blocks, world);
-    take(next, position, dispatch_tile * world);
-    end = next;
+    u64 cursor = reinterpret_cast<u64>(memory) + sizeof(BlockFlags);
+    take(cursor, header, world);
+    take(cursor, mask, dispatch_tile * ((world + 63) / 64));
+    take(cursor, targets, warps * world);
+    take(cursor, slots, warps * world);
+    take(cursor, total, world);
+    take(cursor, before, world);
+    take(cursor, next, world);
+    take(cursor, base, world);
+    take(cursor, received, world);
+    take(cursor, from, world);
+    take(cursor, blocks, world);
+    take(cursor, position, dispatch_tile * world);
+    end = cursor;
   }
   MORI_SHARED_CODE static u64 bytes(u32 world, u32 warps) { return DispatchScratch(nullptr, world, warps).end; }
 
  private:
   template <class Type>
-  MORI_SHARED_CODE static void take(u64& next, Type*& array, u64 count) {
-    array = reinterpret_cast<Type*>(next);
-    next += count * sizeof(Type);
+  MORI_SHARED_CODE static void take(u64& cursor, Type*& array, u64 count) {
+    array = reinterpret_cast<Type*>(cursor);
+    cursor += count * sizeof(Type);
   }
   u64 end;
 };
@@ -83,19 +87,29 @@ class Dispatch {
     s.pass(Point::counted);
     if (s.draw() == 0 && !s.aborted) announce();
     s.pass(Point::announced);
+    if (a.staged != 0 && s.agree(!s.aborted)) send_share<Pass::landing>();
     const bool heard = s.agree(!s.aborted && await_peers());
+    // The arrival is drawn here, for its latency to pass behind the copying: the block needs the call's state no more.
+    const u32 arrived = t.thread() == 0 ? T::add_device(&s.state->arrived, 1) : 0;
     s.pass(Point::heard);
     CallFault fault{};
-    if (heard) {
-      fault = find_fault();
-      if (fault.kind == CallFaultKind::none) copy_share();
-    }
+    if (heard) fault = find_fault();
+    const bool delivers = heard && fault.kind == CallFaultKind::none;
+    if (delivers) a.staged != 0 ? send_share<Pass::map>() : send_share<Pass::direct>();
     s.pass(Point::copied);
-    finish(heard, fault);
+    if (a.staged == 0 && heard) flag_rows();
+    if (delivers) move_landed();
+    finish(arrived, heard, fault);
   }
 
  private:
-  MORI_DEVICE Header header() const { return {a.row_bytes, a.dtype, CallKind::dispatch, 0}; }
+  // What a pass over the block's share does: rows and small data to their slots, or to the landing areas, and the
+  // sender map, which needs the slots.
+  enum class Pass { direct, landing, map };
+
+  MORI_DEVICE Header header() const {
+    return {a.row_bytes, a.dtype, CallKind::dispatch, a.staged != 0 ? u32(header_staged_path) : 0u};
+  }
 
   MORI_DEVICE void clear_counters() {
     MORI_ROLLED
@@ -228,7 +242,11 @@ class Dispatch {
     return fault;
   }
 
-  MORI_DEVICE void copy_share() {
+  template <Pass pass>
+  MORI_DEVICE void send_share() {
+    MORI_ROLLED
+    for (u32 d = t.thread(); d < s.world(); d += t.threads()) scratch.next[d] = scratch.before[d];
+    t.sync_block();
     const u32 first = share.begin / items, last = (share.end + items - 1) / items;
     MORI_ROLLED
     for (u32 tile = first; tile < last; tile += dispatch_tile) {
@@ -237,12 +255,13 @@ class Dispatch {
       t.sync_block();
       const u32 begin = larger(share.begin, tile * items), end = smaller(share.end, (tile + tokens) * items);
       MORI_ROLLED
-      for (u32 item = begin + t.warp(); item < end; item += t.warps()) do_item(tile, item / items, item % items);
+      for (u32 item = begin + t.warp(); item < end; item += t.warps()) do_item<pass>(tile, item / items, item % items);
       t.sync_block();
     }
+    if (pass == Pass::landing) flag_rows();
   }
 
-  // One warp numbers the tile's rows per destination; `before` moves on to the next tile.
+  // One warp numbers the tile's rows per destination.
   MORI_DEVICE void place_tile(u32 tile, u32 tokens) {
     MORI_ROLLED
     for (u32 group = 0; group < tokens; group += T::lanes) {
@@ -254,10 +273,10 @@ class Dispatch {
         MORI_ROLLED
         for (u32 d = first; d < smaller(first + span, s.world()); ++d) {
           const Mask chosen = t.ballot((mask >> (d - first) & 1) != 0);
-          const u32 start = scratch.before[d];
+          const u32 start = scratch.next[d];
           if (i < tokens) scratch.position[i * s.world() + d] = start + population(chosen & bits_below<Mask>(t.lane()));
           t.sync_warp();
-          if (t.lane() == 0) scratch.before[d] = start + population(chosen);
+          if (t.lane() == 0) scratch.next[d] = start + population(chosen);
           t.sync_warp();
         }
       }
@@ -269,9 +288,20 @@ class Dispatch {
   }
   MORI_DEVICE u32 slot_at(u32 i, u32 d) const { return scratch.base[d] + scratch.position[i * s.world() + d]; }
 
+  // Where a landing region's rows of one source begin. Two areas, by call parity: the destination has moved the rows of
+  // the call before last before it sent its words of the last one, which this rank has seen.
+  MORI_DEVICE u32 landing_slot(u32 source, u32 row) const {
+    return (s.parity * s.world() + source) * a.ep.max_tokens() + row;
+  }
+
   // One work item of one token: a part of its row, or its small data, to all its destinations.
+  template <Pass pass>
   MORI_DEVICE void do_item(u32 tile, u32 token, u32 item) {
     const u32 i = token - tile;
+    if (pass == Pass::map) {
+      if (item == a.parts) write_sender_map(i, token);
+      return;
+    }
     Slot* slots = scratch.slots + t.warp() * s.world();
     u32 count = 0;
     MORI_ROLLED
@@ -280,19 +310,28 @@ class Dispatch {
       MORI_ROLLED
       for (u32 bit = t.lane(); bit < smaller(span, s.world() - first); bit += T::lanes) {
         if ((mask >> bit & 1) == 0) continue;
-        slots[count + population(mask & bits_below<Mask>(bit))] = {first + bit, slot_at(i, first + bit)};
+        const u32 d = first + bit, row = scratch.position[i * s.world() + d];
+        const u32 slot = pass == Pass::landing ? landing_slot(s.rank(), row) : slot_at(i, d);
+        slots[count + population(mask & bits_below<Mask>(bit))] = {d, slot};
       }
       count += population(mask);
     }
     t.sync_warp();
     if (item == a.parts) {
-      send_small_data(token, slots, count);
-      write_sender_map(i, token);
+      send_small_data<pass>(token, slots, count);
+      if (pass == Pass::direct) write_sender_map(i, token);
     } else {
       const RowPart part(a.row_bytes, item, a.parts);
-      send_bytes(slots, count, RegionId::dispatch_rows, a.row_bytes, a.input + u64(token) * a.row_bytes, part);
+      send_bytes(slots, count, in(pass, RegionId::dispatch_rows), a.row_bytes, a.input + u64(token) * a.row_bytes,
+                 part);
     }
     t.sync_warp();
+  }
+
+  // The region that a pass writes instead of a dispatch region.
+  MORI_SHARED_CODE static constexpr RegionId in(Pass pass, RegionId id) {
+    const u32 distance = u32(RegionId::landing_rows) - u32(RegionId::dispatch_rows);
+    return pass == Pass::landing ? RegionId(u32(id) + distance) : id;
   }
 
   // Part of one record to its slot in the same region at every destination.
@@ -307,6 +346,7 @@ class Dispatch {
     t.sync_warp();
   }
 
+  template <Pass pass>
   MORI_DEVICE void send_small_data(u32 token, const Slot* slots, u32 count) {
     const u32 topk = a.ep.topk();
     MORI_ROLLED
@@ -316,17 +356,17 @@ class Dispatch {
       MORI_ROLLED
       for (u32 index = 0; index < count; ++index) {
         const u64 at = (u64(slots[index].slot) * topk + k) * 4;
-        *s.ep.template at<i32>(slots[index].rank, RegionId::dispatch_indices, at) = id;
-        *s.ep.template at<float>(slots[index].rank, RegionId::dispatch_weights, at) = weight;
+        *s.ep.template at<i32>(slots[index].rank, in(pass, RegionId::dispatch_indices), at) = id;
+        *s.ep.template at<float>(slots[index].rank, in(pass, RegionId::dispatch_weights), at) = weight;
       }
     }
     MORI_ROLLED
     for (u32 index = t.lane(); index < count; index += T::lanes) {
-      *s.ep.template at<u32>(slots[index].rank, RegionId::dispatch_source, u64(slots[index].slot) * 4) =
+      *s.ep.template at<u32>(slots[index].rank, in(pass, RegionId::dispatch_source), u64(slots[index].slot) * 4) =
           s.rank() * a.ep.flat_stride() + token;
     }
     if (a.scale_bytes == 0) return;
-    send_bytes(slots, count, RegionId::dispatch_scales, a.scale_bytes, a.scales + u64(token) * a.scale_bytes,
+    send_bytes(slots, count, in(pass, RegionId::dispatch_scales), a.scale_bytes, a.scales + u64(token) * a.scale_bytes,
                RowPart(a.scale_bytes, 0, 1));
   }
 
@@ -348,41 +388,79 @@ class Dispatch {
   }
 
   // Rows words: one per block, stored by its thread 0 behind a block barrier and a release, so after all the block's
-  // rows. Read by the last block of the peer's kernel, which acquires before it ends, so that later kernels read the
-  // rows plainly. A block that gave up sends none. The own blocks' rows are ordered by the end of this kernel.
-  MORI_DEVICE void finish(bool heard, const CallFault& fault) {
+  // rows. Read by whoever moves landed rows, and by the last block of the peer's kernel; both acquire, the latter so
+  // that later kernels read the rows plainly. A block that gave up sends none.
+  MORI_DEVICE void flag_rows() {
     T::release_wave();
     t.sync_block();
-    if (t.thread() == 0) {
-      const u32 arrived = T::add_device(&s.state->arrived, 1);
-      if (heard) {
-        T::release_system();
-        s.tell_all(s.words.rows(s.parity, s.rank(), t.block()), FlagWord::encode(s.call));
-      }
-      s.flags->drawn = arrived + 1;
+    if (t.thread() != 0) return;
+    T::release_system();
+    s.tell_all(s.words.rows(s.parity, s.rank(), t.block()), FlagWord::encode(s.call));
+  }
+
+  // Waits for the rows words of one source: by all threads of a block, each for some of them.
+  MORI_DEVICE bool await_rows(u32 source) {
+    MORI_ROLLED
+    for (u32 block = t.thread(); block < scratch.blocks[source]; block += t.threads()) {
+      const u64 at = s.words.rows(s.parity, source, block);
+      u64 word = 0;
+      if (!await_tagged(s, at, source, Phase::rows, word)) return false;
+      T::acquire_word(s.ep.word(s.rank(), at));
     }
+    return true;
+  }
+
+  // Every block moves its part of the rows that staged sources have landed here. It has flagged its own rows by now, so
+  // its wait holds nobody up.
+  MORI_DEVICE void move_landed() {
+    u32 base = 0;
+    MORI_ROLLED
+    for (u32 source = 0; source < s.world(); base += scratch.from[source], ++source) {
+      if (!s.live(source) || !HeaderWord::has(scratch.header[source], header_staged_path)) continue;
+      if (!s.agree(await_rows(source))) return;
+      T::acquire_wave();
+      const BlockShare moved(scratch.from[source] * items, t.block(), t.blocks());
+      MORI_ROLLED
+      for (u32 item = moved.begin + t.warp(); item < moved.end; item += t.warps()) {
+        move_item(landing_slot(source, item / items), base + item / items, item % items);
+      }
+    }
+  }
+
+  MORI_DEVICE void move_item(u32 from, u32 to, u32 item) {
+    if (item < a.parts) {
+      move_bytes(RegionId::dispatch_rows, from, to, a.row_bytes, RowPart(a.row_bytes, item, a.parts));
+      return;
+    }
+    const u32 small = a.ep.topk() * 4;
+    move_bytes(RegionId::dispatch_weights, from, to, small, RowPart(small, 0, 1));
+    move_bytes(RegionId::dispatch_indices, from, to, small, RowPart(small, 0, 1));
+    move_bytes(RegionId::dispatch_source, from, to, 4, RowPart(4, 0, 1));
+    move_bytes(RegionId::dispatch_scales, from, to, a.scale_bytes, RowPart(a.scale_bytes, 0, 1));
+  }
+
+  MORI_DEVICE void move_bytes(RegionId region, u32 from, u32 to, u32 bytes, RowPart part) {
+    const u8* row = s.ep.template own<u8>(in(Pass::landing, region), u64(from) * bytes);
+    const RowTarget target{s.ep.template own<u8>(region, u64(to) * bytes)};
+    t.fan_out(&target, 1, row, part.begin, part.end, false);
+  }
+
+  // The last block to arrive ends the call once all peers' rows are there. Its own rank's rows are ordered by the end
+  // of this kernel, and so are rows that other blocks are still moving.
+  MORI_DEVICE void finish(u32 arrived, bool heard, const CallFault& fault) {
+    if (t.thread() == 0) s.flags->drawn = arrived + 1;
     t.sync_block();
     s.pass(Point::arrived);
     if (s.flags->drawn != t.blocks()) return;
-    const bool complete = s.agree(heard && await_rows());
+    bool complete = heard;
+    MORI_ROLLED
+    for (u32 source = 0; source < s.world() && complete; ++source) {
+      if (source != s.rank() && s.live(source)) complete = await_rows(source);
+    }
+    complete = s.agree(complete && !is_aborted<T>(s.comm));
     if (t.thread() == 0) record(complete && fault.kind == CallFaultKind::none, fault);
     if (complete) count_stats();
     s.pass(Point::folded);
-  }
-
-  MORI_DEVICE bool await_rows() {
-    MORI_ROLLED
-    for (u32 source = 0; source < s.world(); ++source) {
-      if (source == s.rank() || !s.live(source)) continue;
-      u64 word = 0;
-      MORI_ROLLED
-      for (u32 block = t.thread(); block < scratch.blocks[source]; block += t.threads()) {
-        const u64 at = s.words.rows(s.parity, source, block);
-        if (!await_tagged(s, at, source, Phase::rows, word)) return false;
-        T::acquire_word(s.ep.word(s.rank(), at));
-      }
-    }
-    return !is_aborted<T>(s.comm);
   }
 
   MORI_DEVICE void record(bool delivered, const CallFault& fault) {

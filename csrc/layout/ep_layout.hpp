@@ -19,6 +19,7 @@ struct EpShape {
   u32 experts_per_rank;  // E
   u32 topk;              // K
   u32 max_recv_tokens;   // R: most rows one rank may receive
+  u32 may_stage;         // 1: some source may take the staged path, so there are landing areas
 
   MORI_SHARED_CODE u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
   MORI_SHARED_CODE u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }
@@ -80,6 +81,11 @@ enum class RegionId : u32 {
   combine_weights,
   sender_map,
   stats,
+  landing_rows,  // landing regions: [2 parities][W sources][M], in the order of the dispatch regions
+  landing_weights,
+  landing_scales,
+  landing_indices,
+  landing_source,
   count
 };
 
@@ -141,6 +147,7 @@ struct ControlWords {
 
 MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
   const u64 tokens = shape.max_tokens, received = shape.max_recv_tokens, topk = shape.topk;
+  const u64 landed = shape.may_stage != 0 ? 2 * shape.world_size * tokens : 0;
   switch (id) {
     case RegionId::control: return ControlWords(shape.world_size).end();
     case RegionId::dispatch_rows:
@@ -155,6 +162,11 @@ MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
     case RegionId::combine_weights:
     case RegionId::sender_map: return tokens * topk * 4;
     case RegionId::stats: return sizeof(OpStats) + 16ull * shape.world_size;
+    case RegionId::landing_rows: return landed * shape.row_bytes();
+    case RegionId::landing_weights:
+    case RegionId::landing_indices: return landed * topk * 4;
+    case RegionId::landing_scales: return landed * shape.scale_bytes();
+    case RegionId::landing_source: return landed * 4;
     case RegionId::count: break;
   }
   return 0;

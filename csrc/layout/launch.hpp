@@ -55,7 +55,8 @@ struct EpArgs {
   MORI_SHARED_CODE u32 world() const { return fixed(MORI_FIXED_WORLD_SIZE, shape.world_size); }
   MORI_SHARED_CODE u32 topk() const { return fixed(MORI_FIXED_TOPK, shape.topk); }
   MORI_SHARED_CODE u32 experts_per_rank() const { return fixed(MORI_FIXED_EXPERTS_PER_RANK, shape.experts_per_rank); }
-  MORI_SHARED_CODE u32 flat_stride() const { return world() * fixed(MORI_FIXED_MAX_TOKENS, shape.max_tokens); }
+  MORI_SHARED_CODE u32 max_tokens() const { return fixed(MORI_FIXED_MAX_TOKENS, shape.max_tokens); }
+  MORI_SHARED_CODE u32 flat_stride() const { return world() * max_tokens(); }
   MORI_SHARED_CODE u32 null_index() const { return world() * flat_stride(); }
   // The rank that owns an expert.
   MORI_SHARED_CODE u32 owner(u32 expert) const {
@@ -90,6 +91,7 @@ struct DispatchArgs {
   u32 dtype;
   u32 parts;      // work items per token: a row is split over warps when tokens are few
   u32 streaming;  // 1: rows bypass the cache
+  u32 staged;     // 1: rows go to the landing areas, without waiting for anyone
 };
 
 struct CombineArgs {
