@@ -29,9 +29,15 @@ struct BFloat16 {
   using Stored = u16;
   MORI_DEVICE static float decode(Stored stored) { return float_of_bits(u32(stored) << 16); }
   MORI_DEVICE static Stored encode(float value) {
+#if defined(__CUDA_ARCH__)
+    u16 stored;  // rounds alike, but for the NaN it makes
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored) : "f"(value));
+    return value != value ? Stored(0x7fc0) : stored;
+#else
     const u32 bits = bits_of_float(value);
     const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;  // ties to even; overflows to infinity
     return Stored((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+#endif
   }
 };
 

@@ -47,6 +47,12 @@ class CudaTarget {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
+  // An acquiring load invalidates this SM's first-level cache; a fence would also wait for earlier stores' round trips.
+  MORI_DEVICE static u64 load_acquire(const u64* word) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+  }
   MORI_DEVICE static u32 load_system(const u32* word) {
     u32 value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -74,12 +80,6 @@ class CudaTarget {
   MORI_DEVICE static void acquire_wave() {}
   MORI_DEVICE static void release_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
   MORI_DEVICE static void acquire_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
-  // An acquiring load invalidates this SM's first-level cache; a fence would also wait for earlier stores' round trips.
-  MORI_DEVICE static void acquire_word(const u64* word) {
-    u64 value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  }
 
   MORI_DEVICE static void notify(CommControl*) {}  // pollers see the word itself
 
@@ -116,27 +116,34 @@ class CudaTarget {
     for (u32 i = 0; i < 4; ++i) to[i] = i < left ? __ldg(from + i) : -1;
   }
 
-  // A row that peers wrote before a word that this thread has acquired. Volatile keeps it behind the fence.
-  template <class Stored, u32 elements>
-  MORI_DEVICE static void load_vector(Stored (&to)[elements], const u8* address) {
-    static_assert(sizeof to == vector_bytes);
-    Vector v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-                 : "l"(address));
-    constexpr u32 per_word = 4 / sizeof(Stored);
-    MORI_UNROLL
-    for (u32 e = 0; e < elements; ++e) to[e] = Stored(v.word[e / per_word] >> (e % per_word * 8 * sizeof(Stored)));
-  }
-  template <class Stored, u32 elements>
-  MORI_DEVICE static void store_vector(u8* address, const Stored (&from)[elements]) {
-    static_assert(sizeof from == vector_bytes);
-    Vector v{};
-    constexpr u32 per_word = 4 / sizeof(Stored);
-    MORI_UNROLL
-    for (u32 e = 0; e < elements; ++e) v.word[e / per_word] |= u32(from[e]) << (e % per_word * 8 * sizeof(Stored));
-    store_vector(address, v);
-  }
+  // Part of a row, packed as it lies in memory: one register per four bytes.
+  template <class Stored>
+  struct Vector {
+    static constexpr u32 elements = vector_bytes / sizeof(Stored), per_word = 4 / sizeof(Stored);
+    u32 word[4] = {};
+
+    MORI_DEVICE Stored get(u32 e) const { return Stored(word[e / per_word] >> (e % per_word * 8 * sizeof(Stored))); }
+    MORI_DEVICE void set(u32 e, Stored value) {  // of a vector that is zero there
+      word[e / per_word] |= u32(value) << (e % per_word * 8 * sizeof(Stored));
+    }
+    // A row that peers wrote before a word that this thread has acquired: volatile keeps the load behind the acquire.
+    MORI_DEVICE void load(const u8* from) {
+      asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                   : "l"(from));
+    }
+    // A row that nobody writes during this kernel.
+    MORI_DEVICE void load_once(const u8* from) {
+      asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                   : "l"(from));
+    }
+    MORI_DEVICE void store(u8* to) const {
+      asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
+                   "r"(word[2]), "r"(word[3])
+                   : "memory");
+    }
+  };
 
   MORI_DEVICE static u64 clock_ns() {
     u64 now;
@@ -162,40 +169,23 @@ class CudaTarget {
     constexpr u64 stride = lanes * vector_bytes;
     MORI_ROLLED
     for (u64 at = begin + lane() * vector_bytes; at < end; at += vectors_in_flight * stride) {
-      Vector held[vectors_in_flight];
+      Vector<u32> held[vectors_in_flight];
       MORI_UNROLL
       for (u32 v = 0; v < vectors_in_flight; ++v) {
-        if (at + v * stride < end) held[v] = load_vector_once(row + at + v * stride);
+        if (at + v * stride < end) held[v].load_once(row + at + v * stride);
       }
       MORI_ROLLED
       for (u32 i = 0; i < count; ++i) {
         u8* to = targets[i].address + at;
         MORI_UNROLL
         for (u32 v = 0; v < vectors_in_flight; ++v) {
-          if (at + v * stride < end) store_vector(to + v * stride, held[v]);
+          if (at + v * stride < end) held[v].store(to + v * stride);
         }
       }
     }
   }
 
  private:
-  struct Vector {
-    u32 word[4];
-  };
-
-  MORI_DEVICE static Vector load_vector_once(const u8* address) {  // rows that nobody writes during this kernel
-    Vector v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-                 : "l"(address));
-    return v;
-  }
-  MORI_DEVICE static void store_vector(u8* address, const Vector& v) {
-    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.word[0]), "r"(v.word[1]),
-                 "r"(v.word[2]), "r"(v.word[3])
-                 : "memory");
-  }
-
   template <class Unit>
   __device__ __noinline__ static void copy_units(const RowTarget* targets, u32 count, const u8* row, u64 begin,
                                                  u64 end) {

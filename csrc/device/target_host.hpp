@@ -4,13 +4,12 @@
 //   lanes, Mask                        threads that step together, and an integer with at least a bit for each
 //   block() blocks() warp() warps() lane() thread() threads()     where am I
 //   ballot(p) sync_warp() sync_block() scratch()                  inside a block
-//   load/store_system, exchange_zero  single 64-bit words that peers touch; relaxed
+//   load/store_system, load_acquire, exchange_zero  single 64-bit words that peers touch; relaxed
 //   add_device, count, add_block       atomics inside this rank / inside this block; relaxed
 //   release_system() acquire_system()  fences; what they order is argued at each use
-//   acquire_word(word)                 acquire through a word that was just read and will not change
 //   release_wave() acquire_wave()      what every wave adds before (behind) a block barrier, so that one thread's
 //                                      release behind (acquire before) it covers the whole block
-//   load_vector() store_vector()       part of a row, as elements
+//   Vector<Stored>                     part of a row, as elements
 //   load_indices()                     a few router ids at once
 //   notify(control) / Waiter           how a waiter learns of a word, and gives up the core meanwhile
 //   fan_out(...)                       one row to several places
@@ -73,6 +72,7 @@ class HostTarget {
   }
 
   static u64 load_system(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+  static u64 load_acquire(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   static u32 load_system(const u32* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
   static void store_system(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
   static u32 add_device(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
@@ -94,7 +94,6 @@ class HostTarget {
     __atomic_thread_fence(__ATOMIC_RELEASE);
   }
   static void acquire_system() { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-  static void acquire_word(const u64*) { acquire_system(); }
 
   // The word was stored before this call. The addition is a sequentially consistent read-modify-write, and so
   // are the waiter's `waiters + 1` and its read of the value: either the waiter's re-check of the word comes
@@ -176,14 +175,16 @@ class HostTarget {
     for (u32 i = 0; i < 4; ++i) to[i] = i < left ? from[i] : -1;
   }
 
-  template <class Stored, u32 elements>
-  static void load_vector(Stored (&to)[elements], const u8* from) {
-    __builtin_memcpy(to, from, sizeof to);
-  }
-  template <class Stored, u32 elements>
-  static void store_vector(u8* to, const Stored (&from)[elements]) {
-    __builtin_memcpy(to, from, sizeof from);
-  }
+  template <class Stored>
+  struct Vector {
+    static constexpr u32 elements = vector_bytes / sizeof(Stored);
+    Stored element[elements];
+
+    Stored get(u32 e) const { return element[e]; }
+    void set(u32 e, Stored value) { element[e] = value; }
+    void load(const u8* from) { __builtin_memcpy(element, from, sizeof element); }
+    void store(u8* to) const { __builtin_memcpy(to, element, sizeof element); }
+  };
 
   static u64 ticks() { return mori_host_clock_ns(); }
   static void pause_for_test(u64 ns) { mori_host_sleep_ns(ns); }

@@ -91,9 +91,11 @@ MORI_RARE Outlook examine(WaitContext context, u32 peer, Phase phase, u64 expect
 }
 
 // Waits until `judge_word(found)` is ready, `found` being the word loaded; the judge may replace it by another word
-// that explains its verdict better. `peer` is who stores it. The load is relaxed: the caller fences before it reads
-// data that the word guards.
-template <class T, class Judge>
+// that explains its verdict better. `peer` is who stores it. With `Order::acquire` this thread may afterwards read the
+// data that the word guards; with `Order::relaxed` nothing hangs on the word but its value.
+enum class Order { relaxed, acquire };
+
+template <Order order, class T, class Judge>
 MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u64* word, u32 peer, Phase phase,
                            Judge judge_word, u64 expected, u64& found) {
   CommControl* own = context.symmetric.control(context.symmetric.rank);
@@ -101,7 +103,7 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
   bool farewell = false;
   for (;;) {
     waiter.arm();
-    found = T::load_system(word);
+    found = order == Order::acquire ? T::load_acquire(word) : T::load_system(word);
     const bool aborted = is_aborted<T>(own);
     const Verdict verdict = judge_word(found);
     if (verdict == Verdict::ready) return true;

@@ -36,6 +36,7 @@ template <class T, class Codec>
 class Combine {
   using Stored = typename Codec::Stored;
   using Mask = typename T::Mask;
+  using Vector = typename T::template Vector<Stored>;
 
  public:
   MORI_DEVICE Combine(T& target, const CombineArgs& args)
@@ -50,9 +51,9 @@ class Combine {
     }
     if (sound && t.thread() == 0) send_header();
     if (stages()) {
-      const bool stager = s.draw() < a.stagers;
+      const u32 ticket = s.draw();
       sound = s.agree(sound);
-      if (sound && stager) stage_chunks();
+      if (sound && ticket < a.stagers) stage_chunks(ticket);
     }
     s.pass(Point::staged);
     reduce_share(sound);
@@ -92,8 +93,8 @@ class Combine {
       return by_tag;
     };
     u64 word = 0;
-    return wait_word(t, s.wait(), s.ep.word(s.rank(), s.words.entered(s.parity, source)), source, Phase::entered,
-                     verdict, HeaderWord::encode(s.call, header()), word);
+    return wait_word<Order::relaxed>(t, s.wait(), s.ep.word(s.rank(), s.words.entered(s.parity, source)), source,
+                                     Phase::entered, verdict, HeaderWord::encode(s.call, header()), word);
   }
 
   // Thread 0 of the first block. If nothing is staged, the header says that the rows are there. They are writes of
@@ -103,23 +104,27 @@ class Combine {
     if (s.ticket == 0) s.tell_all(s.words.header(s.parity, s.rank()), HeaderWord::encode(s.call, header()));
   }
 
-  // Chunks are claimed, not tied to block numbers, and no block that stages waits before all are taken: one
-  // resident block per rank is enough. Rows that came from this rank itself are read where the caller has them.
-  MORI_DEVICE void stage_chunks() {
-    const u32 rows = s.before.received, shift = chunk_shift(rows);
+  // Chunks are claimed, not tied to block numbers, and no block that stages waits before all are taken: one resident
+  // block per rank is enough. A block's ticket is its first chunk, further ones are drawn. Rows that came from this
+  // rank itself are read where the caller has them.
+  MORI_DEVICE void stage_chunks(u32 chunk) {
+    const u32 rows = s.before.received, shift = chunk_shift(rows), chunks = (rows + (1u << shift) - 1) >> shift;
     const u32 own_begin = s.before.own_first, own_end = own_begin + s.before.own_rows;
     MORI_ROLLED
-    for (u32 begin = claim() << shift; begin < rows; begin = claim() << shift) {
-      const u32 end = smaller(rows, begin + (1u << shift));
-      if (begin >= own_begin && end <= own_end) continue;
-      stage_rows(begin, end, own_begin, own_end);
-      // Ready word: behind a block barrier and a release, so after all rows of the chunk; the reader acquires.
-      T::release_wave();
-      t.sync_block();
-      if (t.thread() == 0) {
-        T::release_system();
-        s.tell_all(s.words.ready(s.parity, s.rank(), begin >> shift), FlagWord::encode(s.call));
+    while (chunk < chunks) {
+      const u32 begin = chunk << shift, end = smaller(rows, begin + (1u << shift));
+      if (begin < own_begin || end > own_end) {
+        stage_rows(begin, end, own_begin, own_end);
+        // Ready word: behind a block barrier and a release, so after all rows of the chunk; the reader acquires.
+        T::release_wave();
+        t.sync_block();
+        if (t.thread() == 0) {
+          T::release_system();
+          s.tell_all(s.words.ready(s.parity, s.rank(), chunk), FlagWord::encode(s.call));
+        }
       }
+      if (chunks <= a.stagers) break;
+      chunk = a.stagers + claim();
     }
   }
 
@@ -164,9 +169,9 @@ class Combine {
       const u32 source = s.world() - 1 - i;
       if (!s.live(source)) continue;
       u64 word = 0;
-      if (!await_header(s, source, header(), Phase::combine_ready, word)) return false;
+      // Acquires the rows of a peer that stages none.
+      if (!await_header<Order::acquire>(s, source, header(), Phase::combine_ready, word)) return false;
       scratch.header[source] = word;
-      T::acquire_word(s.ep.word(s.rank(), s.words.header(s.parity, source)));  // rows of a peer that stages none
     }
     return true;
   }
@@ -263,9 +268,9 @@ class Combine {
       const u64 wanted = CountWord::tag_of(s.call);
       const auto verdict = [&](u64& found) { return judge(CountWord::tag(found), wanted, call_tag_mask); };
       u64 found = 0;
-      ready =
-          wait_word(t, s.wait(), word, source, Phase::combine_ready, verdict, FlagWord::encode(s.call), found) && ready;
-      T::acquire_word(word);
+      ready = wait_word<Order::acquire>(t, s.wait(), word, source, Phase::combine_ready, verdict,
+                                        FlagWord::encode(s.call), found) &&
+              ready;
     }
     const bool all = t.ballot(!ready) == 0;
     t.sync_warp();
@@ -307,43 +312,43 @@ class Combine {
 
   // Several vectors of a lane at once, and two rows at once, keep loads under way; the order of addition stays.
   MORI_DEVICE void add_vectors(const RowSource* sources, u32 count, u8* out, u32 at, u32 end, u32 stride) {
-    constexpr u32 flight = T::vectors_in_flight, elements = T::vector_bytes / sizeof(Stored);
-    float sum[flight][elements] = {};
-    Stored first[flight][elements], second[flight][elements];
+    constexpr u32 flight = T::vectors_in_flight;
+    float sum[flight][Vector::elements] = {};
     MORI_ROLLED
     for (u32 i = 0; i < count; i += 2) {
-      const u8* a_row = sources[i].row;
-      const u8* b_row = i + 1 < count ? sources[i + 1].row : nullptr;
-      fetch(first, a_row, at, end, stride);
-      fetch(second, b_row, at, end, stride);
-      if (a_row != nullptr) add(sum, first);
-      if (b_row != nullptr) add(sum, second);
+      const u8* row = sources[i].row;
+      const u8* next = i + 1 < count ? sources[i + 1].row : nullptr;
+      Vector held[flight], held_next[flight];
+      fetch(held, row, at, end, stride);
+      fetch(held_next, next, at, end, stride);
+      if (row != nullptr) add(sum, held);
+      if (next != nullptr) add(sum, held_next);
     }
     MORI_UNROLL
     for (u32 v = 0; v < flight; ++v) {
       if (at + v * stride >= end) break;
-      Stored rounded[elements];
+      Vector rounded{};
       MORI_UNROLL
-      for (u32 e = 0; e < elements; ++e) rounded[e] = Codec::encode(sum[v][e]);
-      T::store_vector(out + at + v * stride, rounded);
+      for (u32 e = 0; e < Vector::elements; ++e) rounded.set(e, Codec::encode(sum[v][e]));
+      rounded.store(out + at + v * stride);
     }
   }
 
-  template <u32 flight, u32 elements>
-  MORI_DEVICE void fetch(Stored (&held)[flight][elements], const u8* row, u32 at, u32 end, u32 stride) {
+  template <u32 flight>
+  MORI_DEVICE void fetch(Vector (&held)[flight], const u8* row, u32 at, u32 end, u32 stride) {
     if (row == nullptr) return;
     MORI_UNROLL
     for (u32 v = 0; v < flight; ++v) {
-      if (at + v * stride < end) T::load_vector(held[v], row + at + v * stride);
+      if (at + v * stride < end) held[v].load(row + at + v * stride);
     }
   }
 
-  template <u32 flight, u32 elements>
-  MORI_DEVICE void add(float (&sum)[flight][elements], const Stored (&held)[flight][elements]) {
+  template <u32 flight>
+  MORI_DEVICE void add(float (&sum)[flight][Vector::elements], const Vector (&held)[flight]) {
     MORI_UNROLL
     for (u32 v = 0; v < flight; ++v) {
       MORI_UNROLL
-      for (u32 e = 0; e < elements; ++e) sum[v][e] += Codec::decode(held[v][e]);
+      for (u32 e = 0; e < Vector::elements; ++e) sum[v][e] += Codec::decode(held[v].get(e));
     }
   }
 

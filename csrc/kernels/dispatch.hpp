@@ -87,7 +87,7 @@ class Dispatch {
     s.pass(Point::counted);
     if (s.draw() == 0 && !s.aborted) announce();
     s.pass(Point::announced);
-    if (a.staged != 0 && s.agree(!s.aborted)) send_share<Pass::landing>();
+    if (staged() && s.agree(!s.aborted)) send_share<Pass::landing>();
     const bool heard = s.agree(!s.aborted && await_peers());
     // The arrival is drawn here, for its latency to pass behind the copying: the block needs the call's state no more.
     const u32 arrived = t.thread() == 0 ? T::add_device(&s.state->arrived, 1) : 0;
@@ -95,10 +95,10 @@ class Dispatch {
     CallFault fault{};
     if (heard) fault = find_fault();
     const bool delivers = heard && fault.kind == CallFaultKind::none;
-    if (delivers) a.staged != 0 ? send_share<Pass::map>() : send_share<Pass::direct>();
+    if (delivers) staged() ? send_share<Pass::map>() : send_share<Pass::direct>();
     s.pass(Point::copied);
-    if (a.staged == 0 && heard) flag_rows();
-    if (delivers) move_landed();
+    if (!staged() && heard) flag_rows();
+    if (MORI_MAY_STAGE != 0 && delivers) move_landed();
     finish(arrived, heard, fault);
   }
 
@@ -107,8 +107,9 @@ class Dispatch {
   // sender map, which needs the slots.
   enum class Pass { direct, landing, map };
 
+  MORI_DEVICE bool staged() const { return MORI_MAY_STAGE != 0 && a.staged != 0; }
   MORI_DEVICE Header header() const {
-    return {a.row_bytes, a.dtype, CallKind::dispatch, a.staged != 0 ? u32(header_staged_path) : 0u};
+    return {a.row_bytes, a.dtype, CallKind::dispatch, staged() ? u32(header_staged_path) : 0u};
   }
 
   MORI_DEVICE void clear_counters() {
@@ -144,7 +145,7 @@ class Dispatch {
   // One warp looks at `lanes` tokens at a time, several such groups at once to keep loads under way; lane i keeps the
   // sums of destinations i, i + lanes, ...
   MORI_DEVICE void count_rows() {
-    constexpr u32 sums = span / T::lanes, batch = T::lanes == 1 ? 1 : 4;
+    constexpr u32 sums = span / T::lanes, batch = T::lanes == 1 ? 1 : 8;
     const u32 begin = share.begin / items, stride = t.warps() * T::lanes;
     MORI_ROLLED
     for (u32 first = 0; first < s.world(); first += span) {
@@ -211,13 +212,13 @@ class Dispatch {
       if (!s.live(source)) continue;
       u64 word = 0;
       if (column == s.world()) {
-        if (!await_header(s, source, header(), Phase::counts, word)) return false;
+        if (!await_header<Order::relaxed>(s, source, header(), Phase::counts, word)) return false;
         scratch.header[source] = word;
         continue;
       }
       const bool is_count = column < s.world();
       const u64 at = is_count ? s.words.count(s.parity, source, column) : s.words.blocks(s.parity, source);
-      if (!await_tagged(s, at, source, Phase::counts, word)) return false;
+      if (!await_tagged<Order::relaxed>(s, at, source, Phase::counts, word)) return false;
       const u32 value = CountWord::value(word);
       if (!is_count) {
         scratch.blocks[source] = value;
@@ -404,8 +405,7 @@ class Dispatch {
     for (u32 block = t.thread(); block < scratch.blocks[source]; block += t.threads()) {
       const u64 at = s.words.rows(s.parity, source, block);
       u64 word = 0;
-      if (!await_tagged(s, at, source, Phase::rows, word)) return false;
-      T::acquire_word(s.ep.word(s.rank(), at));
+      if (!await_tagged<Order::acquire>(s, at, source, Phase::rows, word)) return false;
     }
     return true;
   }

@@ -35,6 +35,10 @@ struct Divider {
 #ifndef MORI_FIXED_MAX_TOKENS
 #define MORI_FIXED_MAX_TOKENS 0
 #endif
+// 0: no source takes the staged path.
+#ifndef MORI_MAY_STAGE
+#define MORI_MAY_STAGE 1
+#endif
 // 0: no traces and no delays for tests.
 #ifndef MORI_TRACED
 #define MORI_TRACED 1
