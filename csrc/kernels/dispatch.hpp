@@ -145,7 +145,7 @@ class Dispatch {
   // One warp looks at `lanes` tokens at a time, several such groups at once to keep loads under way; lane i keeps the
   // sums of destinations i, i + lanes, ...
   MORI_DEVICE void count_rows() {
-    constexpr u32 sums = span / T::lanes, batch = T::lanes == 1 ? 1 : 8;
+    constexpr u32 sums = span / T::lanes, batch = T::lanes == 1 ? 1 : 4;
     const u32 begin = share.begin / items, stride = t.warps() * T::lanes;
     MORI_ROLLED
     for (u32 first = 0; first < s.world(); first += span) {
