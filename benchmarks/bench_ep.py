@@ -75,9 +75,8 @@ class Options:
 class Bench:
     """All measurements on one rank. Its collective parts run in the same order on all ranks."""
 
-    def __init__(self, rank: int, options: Options) -> None:
-        self.rank, self.options = rank, options
-        self.device = torch.device("cuda", rank)
+    def __init__(self, rank: int, options: Options, device: torch.device) -> None:
+        self.rank, self.options, self.device = rank, options, device
         self.records: list[records.Record] = []
         self.sweep: list[dict[str, Any]] = []
         self.limits: dict[str, float] = {}
@@ -95,8 +94,7 @@ class Bench:
             if self.options.host:
                 few = min(HOST_TOKENS, largest)
                 self.measure_host(Workload(self.rank, self.options.case(few, dtype), op, self.device, 100))
-        facts = {"link_limits_gbps": self.limits, "sms": torch.cuda.get_device_properties(0).multi_processor_count}
-        content = records.document(self.records, **facts)
+        content = records.document(self.records, link_limits_gbps=self.limits)
         return content | ({"sweep": self.sweep} if self.options.sweep else {})
 
     def measure(self, workload: Workload) -> None:
@@ -281,7 +279,7 @@ def run_rank(rank: int, options: Options, rendezvous: str, written: str) -> None
     )
     torch._C._distributed_c10d._register_process_group("default", dist.group.WORLD)
     mori.shmem.shmem_torch_process_group_init("default")
-    content = Bench(rank, options).run()
+    content = Bench(rank, options, torch.device("cuda", rank)).run()
     if rank == 0:
         Path(written).write_text(json.dumps(content))
     barrier()

@@ -11,6 +11,7 @@ from mori import jit
 
 _MAX_DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _STATIC_SHARED_LIMIT = 48 << 10
+_SHARED_BYTES_PER_BLOCK_OPTIN = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 
 @functools.cache
@@ -28,6 +29,15 @@ def _check(status: int, call: str) -> None:
 def arch(device: torch.device | int) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+def most_shared_bytes(ordinal: int) -> int:
+    """The most shared memory that one block can have; nothing else then fits on its multiprocessor."""
+    device, value = ctypes.c_int(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
+    status = _driver().cuDeviceGetAttribute(ctypes.byref(value), _SHARED_BYTES_PER_BLOCK_OPTIN, device)
+    _check(status, "cuDeviceGetAttribute")
+    return value.value
 
 
 class Kernel:

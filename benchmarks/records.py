@@ -108,6 +108,7 @@ def conditions() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "device": first[0],
         "device_count": len(gpus),
+        "sm_count": torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
         "driver": first[1],
         "clocks_mhz": {"sm": first[2], "memory": first[3], "sm_max": first[4]},
         "cuda": torch.version.cuda,

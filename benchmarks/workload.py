@@ -99,9 +99,10 @@ class Data:
 
     def ids(self, rank: int, call: int) -> torch.Tensor:
         """K different experts for each token."""
-        scores = torch.rand(
-            self.case.tokens, self.case.experts, device=self.device, generator=self._generator(4, rank, call)
-        )
+        generator = self._generator(4, rank, call)
+        shape = (self.case.tokens, self.case.experts)
+        # 53 random bits: no two scores of a token are equal, so their order is the same on every device.
+        scores = torch.rand(shape, dtype=torch.float64, device=self.device, generator=generator)
         return scores.topk(self.case.topk, dim=1).indices.int()
 
     def routing(self, call: int) -> Routing:

@@ -17,6 +17,7 @@ out=$(cd "$1" && pwd)
 shift
 steps=("${@:-}")
 [[ -n "${steps[0]}" ]] || steps=(build smoke tests bench nccl)
+rm -f "$out"/{build,smoke,tests,bench}.log
 python=${PYTHON:-python3}
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.device_code import Kernel
+from benchmarks.device_code import Kernel, most_shared_bytes
 
 SOURCE = """
 extern "C" __global__ void occupy(volatile int* leave, unsigned long long longest_ns, int* count, volatile int* full) {
@@ -36,8 +36,7 @@ class Occupant:
         self._stream = torch.cuda.Stream(priority=-1)
         self._stream.wait_stream(torch.cuda.current_stream())
         self._end = torch.cuda.Event()
-        held = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
-        kernel = Kernel("occupy", SOURCE, "occupy", shared_bytes=held)
+        kernel = Kernel("occupy", SOURCE, "occupy", shared_bytes=most_shared_bytes(torch.cuda.current_device()))
         addresses = self._count.data_ptr(), self._full.data_ptr()
         kernel(blocks, 32, self._leave.data_ptr(), round(longest_s * 1e9), *addresses, self._stream)
         self._end.record(self._stream)
