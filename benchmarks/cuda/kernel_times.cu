@@ -5,6 +5,7 @@
 #ifndef MORI_TRACED
 #define MORI_TRACED 0
 #endif
+#define MORI_MAY_STAGE 0
 #define MORI_FIXED_WORLD_SIZE 2
 #define MORI_FIXED_TOPK 8
 #define MORI_FIXED_EXPERTS_PER_RANK 128
