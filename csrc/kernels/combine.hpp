@@ -40,7 +40,7 @@ class Combine {
 
  public:
   MORI_DEVICE Combine(T& target, const CombineArgs& args)
-      : t(target), a(args), s(target, args.ep), scratch(target.template scratch<void>(), args.ep.world()) {}
+      : t(target), a(args), s(target, args.ep, !stages()), scratch(target.template scratch<void>(), args.ep.world()) {}
 
   MORI_DEVICE void run() {
     s.pass(Point::entered);
@@ -98,9 +98,8 @@ class Combine {
   }
 
   // Thread 0 of the first block. If nothing is staged, the header says that the rows are there. They are writes of
-  // an earlier kernel, released here all the same: the fence runs while the other warps look up their first rows.
+  // an earlier kernel; the session has released them all the same.
   MORI_DEVICE void send_header() {
-    if (!stages()) T::release_system();
     if (s.ticket == 0) s.tell_all(s.words.header(s.parity, s.rank()), HeaderWord::encode(s.call, header()));
   }
 

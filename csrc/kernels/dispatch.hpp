@@ -73,7 +73,7 @@ class Dispatch {
   MORI_DEVICE Dispatch(T& target, const DispatchArgs& args)
       : t(target),
         a(args),
-        s(target, args.ep),
+        s(target, args.ep, false),
         scratch(target.template scratch<void>(), args.ep.world(), target.warps()),
         items(args.parts + 1),
         share(args.tokens * items, target.block(), target.blocks()),
@@ -142,10 +142,16 @@ class Dispatch {
     return mask & s.live_from(first);
   }
 
-  // One warp looks at `lanes` tokens at a time, several such groups at once to keep loads under way; lane i keeps the
-  // sums of destinations i, i + lanes, ...
+  // Few tokens take the short way: code that runs once is fetched from far.
   MORI_DEVICE void count_rows() {
-    constexpr u32 sums = span / T::lanes, batch = T::lanes == 1 ? 1 : 4;
+    a.tokens <= t.warps() * T::lanes ? count_groups<1>() : count_groups<T::lanes == 1 ? 1 : 4>();
+  }
+
+  // One warp looks at `lanes` tokens at a time, `batch` such groups at once to keep loads under way; lane i keeps the
+  // sums of destinations i, i + lanes, ...
+  template <u32 batch>
+  MORI_DEVICE void count_groups() {
+    constexpr u32 sums = span / T::lanes;
     const u32 begin = share.begin / items, stride = t.warps() * T::lanes;
     MORI_ROLLED
     for (u32 first = 0; first < s.world(); first += span) {

@@ -31,7 +31,9 @@ class Session {
  public:
   // The state was written by the last block of the previous call, an earlier kernel of this stream: read plainly, once,
   // because this call's last block may rewrite it while other blocks still work.
-  MORI_DEVICE Session(T& target, const EpArgs& args)
+  // `releases`: thread 0 makes this rank's earlier writes visible to the system first. The fence takes as long as
+  // several loads, which the other warps issue meanwhile.
+  MORI_DEVICE Session(T& target, const EpArgs& args, bool releases)
       : target(target),
         ep(args),
         state(args.own<OpState>(RegionId::control)),
@@ -46,6 +48,7 @@ class Session {
     if (target.thread() == 0) {
       flags->failed = flags->suspect = 0;
       ticket = T::add_device(&state->ticket, 1);
+      if (releases) T::release_system();
     }
     target.sync_block();  // before any thread raises a flag
   }
