@@ -1,82 +1,122 @@
-"""The steps of a dispatch, direct leg: csrc/kernels/dispatch.hpp and the waits of rendezvous.hpp.
+"""The steps of a dispatch, direct and staged: csrc/kernels/dispatch.hpp and the waits of rendezvous.hpp.
 
-send -> wait -> write -> (last block) rows -> rows wait.  `detail` of a block: while sending, (peer index, columns of
-counts sent, header sent); from the wait on, the matrix it believes in, or the fault it decided.
+send (first block) -> land, if staged -> wait -> flag, if direct -> move, if any source staged -> rows wait (last block
+to arrive).  `detail` of a block: what is sent so far; from the wait on, (what it decided, whether it arrived last).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .explorer import Violation
-from .program import DISPATCH
-from .turn import BLOCK_DONE, FINISHED, OUT, Handler, OutOfStep, Turn, dispatched_row
+from .program import DISPATCH, Matrix
+from .turn import CARRIED_AT, LANDING, OUT, Handler, OutOfStep, Turn, dispatched_row, value_of
+
+WIDE, WITH_WEIGHTS, CHUNKED, STAGED = 2, 4, 8, 16  # bits of a header's value, above the kind of the call
+BLOCK_COUNT, HEADER = 3, 4  # words of a burst behind the at most three columns of counts
+NOTHING_SENT = (0, 0)  # the peer that is told next, the words it has got
 
 
-def first_step(last_kind: int, block: int) -> tuple[str, object]:
-    return ("dispatch send", (0, 0, False)) if block == 0 else ("dispatch wait", None)
+class Decided(NamedTuple):
+    """What a block reads out of the words of all ranks: the same everywhere."""
+
+    fault: str
+    matrix: Matrix
+    staged: tuple[int, ...]  # ranks whose rows come by way of the landing area
+    blocks: tuple[int, ...]  # by rank: how many rows words it sends
 
 
-def enters(turn: Turn) -> bool:
-    """A kernel's first look at the abort word; False ends the block.  A rank that gave up a dispatch must not combine
-    what it has not got: a peer that had all its words would fetch it.  Until here received rows were the user's."""
-    if turn.aborted and turn.has["check.abort_at_entry"]:
-        turn.what = "finds the abort word set at entry"
-        turn.abort("abort.tell_peers_at_entry")
-        return False
-    user_reads(turn, turn.program.last_dispatch(turn.index), turn.received)
-    return True
+def first_step(turn: Turn, block: int) -> tuple[str, object]:
+    return ("dispatch send", NOTHING_SENT) if block == 0 else after_send(turn)
+
+
+def after_send(turn: Turn) -> tuple[str, object]:
+    return ("dispatch land", 0) if turn.place in turn.program.staged else ("dispatch wait", None)
 
 
 def user_reads(turn: Turn, dispatch: int, received: int) -> None:
+    """Until a rank enters its next dispatch, received rows are the user's."""
     for slot, source in enumerate(turn.program.received(dispatch, turn.rank)[:received]):
         turn.read(OUT, turn.rank, slot, dispatched_row(dispatch, source))
 
 
 def header_value(turn: Turn) -> int:
-    place = (turn.index, turn.rank)
-    return DISPATCH | (place in turn.program.wide_rows) << 1 | (place in turn.program.bad_ids) << 3
+    return DISPATCH | WIDE * (turn.place in turn.program.wide_rows) | STAGED * (turn.place in turn.program.staged)
 
 
 def send(turn: Turn, choice: int) -> bool:
-    """One count word (all of a peer's in one step unless the program splits them) or one header.  They are relaxed
-    stores: either may become visible first."""
-    live, ranks = turn.program.live, turn.at.ranks
-    peer_index, columns, header = turn.detail
-    if choice == 0 and columns == ranks or choice == 1 and header:
+    """Count words, block count and header to one peer; each in a step of its own, in any order, if the program splits
+    them: they are relaxed stores.  Otherwise in one step: whoever reads them may always look later."""
+    first, sent = turn.detail
+    if turn.detail == NOTHING_SENT:
+        user_reads(turn, turn.program.last_dispatch(turn.index), turn.received)
+    everything = {*range(turn.at.ranks), BLOCK_COUNT, HEADER}
+    now = {choice} if turn.program.split else everything
+    if choice not in everything or sent >> choice & 1 or choice and not turn.program.split:
         return False
-    if turn.detail == (0, 0, False) and not enters(turn):
-        return True
-    peer = live[peer_index]
-    if choice == 0:
-        matrix = turn.program.matrices[turn.index]
-        parity = turn.parity("parity.count", turn.call)
-        until = columns + 1 if turn.program.split_counts else ranks
-        for column in range(columns, until):
-            cell = turn.at.count_word(peer, parity, turn.rank, column)
-            turn.send("word.count", cell, matrix[turn.rank][column])
-        turn.what = f"dispatch sends rank {peer} its count words" + (f" up to {until}" if until < ranks else "")
-        columns = until
-    else:
-        cell = turn.at.word(turn.at.header, peer, turn.parity("parity.header", turn.call), turn.rank)
-        turn.send("word.dispatch_header", cell, header_value(turn))
-        turn.what, header = f"dispatch sends rank {peer} its header", True
-    turn.detail = (peer_index, columns, header)
-    if columns == ranks and header:
-        turn.detail = (peer_index + 1, 0, False)
-        if peer_index + 1 == len(live):
-            turn.step, turn.detail = "dispatch wait", None
+    told, following = turn.peers(first)
+    count_parity, header_parity = turn.parity("parity.count", turn.call), turn.parity("parity.header", turn.call)
+    blocks_parity = turn.parity("parity.blocks", turn.call)
+    for peer in told:
+        for column in now - {BLOCK_COUNT, HEADER}:
+            value = turn.program.matrices[turn.index][turn.rank][column]
+            turn.send("word.count", turn.at.count_word(peer, count_parity, turn.rank, column), value)
+        if BLOCK_COUNT in now:
+            turn.send("word.blocks", turn.at.word(turn.at.blocks_word, peer, blocks_parity, turn.rank), turn.grid)
+        if HEADER in now:
+            cell = turn.at.word(turn.at.header, peer, header_parity, turn.rank)
+            turn.send("word.dispatch_header", cell, header_value(turn), turn.performed_here("assume.writes_at_home"))
+    sent |= sum(1 << word for word in now)
+    names = {BLOCK_COUNT: "block count", HEADER: "header"}
+    turn.what = f"dispatch sends {', '.join(names.get(word, f'count {word}') for word in sorted(now))} to {told}"
+    turn.detail = (first, sent)
+    if sent == sum(1 << word for word in everything):
+        turn.detail = (following, 0)
+        if following < 0:
+            turn.step, turn.detail = after_send(turn)
     return True
 
 
+def shares(turn: Turn) -> list[int]:
+    """The destinations whose rows this block sends."""
+    return [peer for peer in range(turn.at.ranks) if peer % turn.grid == turn.block]
+
+
+def land(turn: Turn) -> bool:
+    """This block's rows into the landing areas, without waiting for anybody; release; rows words."""
+    if turn.detail == 0:
+        area = LANDING + turn.parity("parity.landing", turn.call)
+        for peer in shares(turn):
+            if turn.program.matrices[turn.index][turn.rank][peer]:
+                turn.write(area, peer, turn.rank, dispatched_row(turn.index, turn.rank))
+        turn.release("release.landed_rows")
+    following = flag_peers(turn, turn.detail, "lands its rows, ")
+    turn.detail = following
+    if following < 0:
+        turn.step, turn.detail = "dispatch wait", None
+    return True
+
+
+def flag_peers(turn: Turn, first: int, what: str) -> int:
+    told, following = turn.peers(first)
+    parity = turn.parity("parity.rows", turn.call)
+    for peer in told:
+        turn.send("word.rows", turn.at.rows_word(peer, parity, turn.rank, turn.block))
+    turn.what = f"dispatch {what if first == 0 else ''}sends its rows word to {told}"
+    return following
+
+
 def wait(turn: Turn) -> bool:
-    """The rendezvous: header and count words of this call from every live peer, in every block."""
+    """The rendezvous: all words of this call from every live peer, in every block; then the block arrives."""
     at, has, ranks = turn.at, turn.has, turn.at.ranks
     waits = turn.block == 0 or has["wait.dispatch_every_block"]
-    headers = at.header, turn.parity("parity.header", turn.call)
+    header_parity = turn.parity("parity.header", turn.call)
     count_parity = turn.parity("parity.count", turn.call)
+    blocks_parity = turn.parity("parity.blocks", turn.call)
     ready = True
     if waits and has["wait.dispatch_header"]:
         for peer in turn.waited_for("own.dispatch_header"):
-            cell = at.word(headers[0], turn.rank, headers[1], peer)
+            cell = at.word(at.header, turn.rank, header_parity, peer)
             if not turn.ready(cell):
                 ready = False
             elif has["check.dispatch_kind"] and turn.cells[cell] & 1 != DISPATCH:
@@ -85,109 +125,171 @@ def wait(turn: Turn) -> bool:
         for peer in turn.waited_for("own.count"):
             for column in range(ranks) if has["wait.count_whole_row"] else (turn.rank,):
                 ready &= turn.ready(at.count_word(turn.rank, count_parity, peer, column))
+    if waits and has["wait.blocks"]:
+        for peer in turn.waited_for("own.blocks"):
+            ready &= turn.ready(at.word(at.blocks_word, turn.rank, blocks_parity, peer))
     if not ready:
         return False
-    turn.detail = decide(turn, headers, count_parity)
-    turn.step, turn.what = "dispatch write", "dispatch wait over"
+    for peer in turn.program.live:
+        turn.known |= turn.cells[at.word(at.header, turn.rank, header_parity, peer)] >> CARRIED_AT
+    decided = decide(turn, header_parity, count_parity, blocks_parity)
+    if decided.fault != (wanted := turn.program.faults[turn.index]):
+        raise Violation(
+            f"rank {turn.rank} decides {decided.fault!r} in call {turn.call}, every rank must decide {wanted!r}"
+        )
+    last = turn.arrive("claim.dispatch_last_block", turn.block)
+    turn.what = "dispatch wait over, arrives" + (" last" if last else "")
+    if turn.place in turn.program.staged:
+        after_flag(turn, decided, last)
+    else:
+        turn.step, turn.detail = "dispatch flag", (decided, last, 0)
     return True
 
 
-def decide(turn: Turn, headers: tuple[int, int], count_parity: int) -> object:
+def decide(turn: Turn, header_parity: int, count_parity: int, blocks_parity: int) -> Decided:
     """The matrix, or the fault that every rank finds in the same words."""
     at, has, live, ranks = turn.at, turn.has, turn.program.live, range(turn.at.ranks)
-    words = [turn.cells[at.word(headers[0], turn.rank, headers[1], peer)] for peer in live]
-    if has["check.dispatch_row_bytes"] and len({word >> 1 & 1 for word in words}) > 1:
-        return "row mismatch"
-    if has["check.dispatch_stated_fault"] and any(word >> 3 & 1 for word in words):
-        return "stated fault"
+    headers = [value_of(turn.cells[at.word(at.header, turn.rank, header_parity, peer)]) for peer in live]
     matrix = tuple(
-        tuple(turn.cells[at.count_word(turn.rank, count_parity, s, d)] & 255 if s in live else 0 for d in ranks)
+        tuple(value_of(turn.cells[at.count_word(turn.rank, count_parity, s, d)]) if s in live else 0 for d in ranks)
         for s in ranks
     )
+    fault = mismatch(turn, headers) if has["check.dispatch_row_bytes"] else ""
     columns = ranks if has["check.overflow_everywhere"] else (turn.rank,)
-    if has["check.overflow"] and any(sum(row[d] for row in matrix) > turn.program.receive_capacity for d in columns):
-        return "overflow"
-    return matrix
+    if not fault and has["check.overflow"]:
+        too_many = [d for d in columns if sum(row[d] for row in matrix) > turn.program.receive_capacity]
+        fault = f"overflow of rank {too_many[0]}" if too_many else ""
+    staged = tuple(peer for peer, header in zip(live, headers, strict=True) if header & STAGED)
+    blocks = tuple(
+        value_of(turn.cells[at.word(at.blocks_word, turn.rank, blocks_parity, peer)]) if peer in live else 0
+        for peer in ranks
+    )
+    return Decided(fault, matrix, staged if has["check.staged_path"] else (), blocks)
 
 
-def slots_of(turn: Turn) -> tuple[int, ...]:
+def mismatch(turn: Turn, headers: list[int]) -> str:
+    """A header that differs from this rank's own makes a block look; then the first that differs from the lowest live
+    rank's is named, alike everywhere."""
+    own = WIDE * (turn.place in turn.program.wide_rows)
+    if all(header & WIDE == own for header in headers):
+        return ""
+    differing = [rank for rank, header in zip(turn.program.live, headers, strict=True) if (header ^ headers[0]) & WIDE]
+    return f"row mismatch of rank {differing[0]}" if differing else ""
+
+
+def slots_of(turn: Turn, decided: Decided) -> tuple[int, ...]:
     """Where this rank's row lies at each peer: behind the rows of all lower sources."""
-    matrix = turn.detail
-    if isinstance(matrix, str):
-        return (-1,) * turn.at.ranks
-    own = turn.rank
+    matrix, own = decided.matrix, turn.rank
     return tuple(sum(matrix[s][d] for s in range(own)) if matrix[own][d] else -1 for d in range(turn.at.ranks))
 
 
-def write(turn: Turn) -> bool:
-    """Rows into their final slots, this block's share of the peers; release; count in."""
-    for peer, slot in enumerate(slots_of(turn)):
-        if slot >= 0 and peer % turn.at.blocks == turn.block:
-            turn.write(OUT, peer, slot, dispatched_row(turn.index, turn.rank))
-    turn.what = "dispatch writes its rows, releases, counts in"
-    turn.release("release.dispatch_rows")
-    last = turn.count_in("fence.dispatch_last_block")
-    if not turn.has["claim.dispatch_last_block"]:
-        last = turn.block == 0
-    if last and turn.aborted and turn.has["abort.dispatch_last_block_looks"]:
-        # a block that gave up has not written its rows: no rows word may say that they are there
-        turn.what += ", finds the abort word set"
-        turn.abort("abort.tell_peers", counted_in=True)
-    elif isinstance(turn.detail, str) and turn.program.fault_skips_rows:
-        if last:
-            end(turn)
-        else:
-            turn.step, turn.detail = BLOCK_DONE, None
-    else:
-        turn.step, turn.detail = ("dispatch rows", (turn.detail, 0)) if last else (BLOCK_DONE, None)
+def flag(turn: Turn) -> bool:
+    """Direct: this block's rows into their final slots, release, rows words; the words also after a fault."""
+    decided, last, first = turn.detail
+    if first == 0:
+        slots = (-1,) * turn.at.ranks if decided.fault else slots_of(turn, decided)
+        for peer in shares(turn):
+            if slots[peer] >= 0:
+                turn.write(OUT, peer, slots[peer], dispatched_row(turn.index, turn.rank))
+        turn.release("release.dispatch_rows")
+    following = flag_peers(turn, first, "writes its rows, ")
+    turn.detail = (decided, last, following)
+    if following < 0:
+        after_flag(turn, decided, last)
     return True
 
 
-def rows(turn: Turn) -> bool:
-    matrix, peer_index = turn.detail
-    peer = turn.program.live[peer_index]
-    cell = turn.at.word(turn.at.arrived, peer, turn.parity("parity.rows", turn.call), turn.rank)
-    turn.send("word.rows", cell, 0, carries=True)
-    turn.what = f"dispatch sends rank {peer} its rows word"
-    turn.detail = (matrix, peer_index + 1)
-    if peer_index + 1 == len(turn.program.live):
-        turn.step, turn.detail = "dispatch rows wait", matrix
+def after_flag(turn: Turn, decided: Decided, last: bool) -> None:
+    if decided.staged and not (decided.fault and turn.has["check.fault_before_move"]):
+        turn.step, turn.detail = "dispatch landed wait", (decided, last)
+    else:
+        after_move(turn, decided, last)
+
+
+def after_move(turn: Turn, decided: Decided, last: bool) -> None:
+    turn.step, turn.detail = "dispatch rows wait", (decided, last)
+    if not last:
+        turn.done()
+
+
+def rows_words(turn: Turn, decided: Decided, source: int) -> list[int]:
+    parity = turn.parity("parity.rows", turn.call)
+    blocks = range(decided.blocks[source] if turn.has["wait.rows_of_all_blocks"] else 1)
+    return [turn.at.rows_word(turn.rank, parity, source, block) for block in blocks]
+
+
+def landed_wait(turn: Turn) -> bool:
+    """All rows of staged sources are in the landing area.  The kernel takes source after source; here none is moved
+    before all are there."""
+    decided, _ = turn.detail
+    sources = [s for s in decided.staged if s != turn.rank or turn.has["own.landed"]]
+    words = [word for source in sources for word in rows_words(turn, decided, source)]
+    if turn.has["wait.landed"] and not all(turn.ready(word) for word in words):
+        return False
+    for word in words:
+        turn.hear(word)
+    turn.acquire("acquire.landed_rows")
+    turn.step, turn.what = "dispatch move", "dispatch finds all rows landed"
+    return True
+
+
+def move(turn: Turn) -> bool:
+    """Rows of staged sources from the landing area to their final slots, this block's share: rows of other blocks'
+    destinations, so that each block moves what another has landed."""
+    decided, last = turn.detail
+    area, matrix = LANDING + turn.parity("parity.landing", turn.call), decided.matrix
+    for source in decided.staged:
+        if matrix[source][turn.rank] and (source + 1) % turn.grid == turn.block:
+            row = dispatched_row(turn.index, source)
+            turn.read(area, turn.rank, source, row)
+            turn.write(OUT, turn.rank, sum(matrix[s][turn.rank] for s in range(source)), row)
+    turn.what = "dispatch moves landed rows"
+    after_move(turn, decided, last)
     return True
 
 
 def rows_wait(turn: Turn) -> bool:
-    """All rows are here; the next kernel on the stream may read them plainly."""
-    kernel, parity = turn.kernel, turn.parity("parity.rows", turn.call)
-    words = [turn.at.word(turn.at.arrived, turn.rank, parity, peer) for peer in turn.waited_for("own.rows")]
+    """The last block to arrive: all rows words of all peers; acquire; no block gave up; the call is closed."""
+    decided, _ = turn.detail
+    words = [word for source in turn.program.live if source != turn.rank for word in rows_words(turn, decided, source)]
     if turn.has["wait.rows"] and not all(turn.ready(word) for word in words):
-        return False
-    if kernel[FINISHED] < turn.at.blocks:
         return False
     for word in words:
         turn.hear(word)
     turn.acquire("acquire.dispatch_rows")
-    turn.what = "dispatch has all rows, ends"
-    end(turn)
+    if turn.aborted and turn.has["abort.last_block_looks"]:
+        turn.what = "dispatch has all rows, finds the abort word set"
+        leave(turn)
+        return True
+    turn.what = "dispatch has all rows, closes the call"
+    fault = decided.fault
+    received = 0 if fault else sum(row[turn.rank] for row in decided.matrix)
+    if received != (wanted := len(turn.program.received(turn.index, turn.rank))):
+        raise Violation(f"rank {turn.rank} counts {received} received rows in call {turn.call}, not {wanted}")
+    turn.close_call(True, received, (-1,) * turn.at.ranks if fault else slots_of(turn, decided))
+    turn.done()
     return True
 
 
-def end(turn: Turn) -> None:
-    """The last block leaves the received count, the call number and the kind of the call for the calls to come."""
-    decided = turn.detail
-    fault = turn.program.faults[turn.index]
-    if (decided if isinstance(decided, str) else "") != fault:
-        raise Violation(f"rank {turn.rank} decides {decided!r} in call {turn.call}, every rank must decide {fault!r}")
-    received = 0 if fault else sum(row[turn.rank] for row in decided)
-    if received != (wanted := len(turn.program.received(turn.index, turn.rank))):
-        raise Violation(f"rank {turn.rank} counts {received} received rows in call {turn.call}, not {wanted}")
-    user_reads(turn, turn.index, received)
-    turn.machine.finish(turn, received, slots_of(turn))
+def leave(turn: Turn) -> None:
+    """What a block does whose wait has failed.  It sends no rows words; the last to arrive closes the call, without
+    rows."""
+    if turn.step in ("dispatch enter", "dispatch wait"):
+        last = turn.arrive("claim.dispatch_last_block", turn.block)
+    else:
+        last = turn.detail[1]
+    turn.set_kernel(gave_up=1)
+    if last:
+        turn.close_call(False, 0, (-1,) * turn.at.ranks)
+    turn.done()
 
 
 HANDLERS: dict[str, Handler] = {
-    "dispatch send": (send, (0, 1)),
+    "dispatch send": (send, tuple(range(HEADER + 1))),
+    "dispatch land": (land, (0,)),
     "dispatch wait": (wait, (0,)),
-    "dispatch write": (write, (0,)),
-    "dispatch rows": (rows, (0,)),
+    "dispatch flag": (flag, (0,)),
+    "dispatch landed wait": (landed_wait, (0,)),
+    "dispatch move": (move, (0,)),
     "dispatch rows wait": (rows_wait, (0,)),
 }

@@ -9,7 +9,6 @@ from . import combine, dispatch, steps
 from .explorer import Violation
 from .program import COMBINE, DISPATCH, Program
 from .turn import (
-    ABORTED,
     BLOCK_DONE,
     GAVE_UP,
     IDLE_KERNEL,
@@ -17,22 +16,27 @@ from .turn import (
     OUT,
     OUT_OF_STEP,
     RANK_ENDED,
+    RECORD,
     ROWS,
     Handler,
     Layout,
     OutOfStep,
     State,
     Turn,
+    abort_all,
     dispatched_row,
 )
 
 # every wait and the poll of the abort word in it
 WAITS = {
     "dispatch wait": "abort.poll_dispatch_wait",
+    "dispatch landed wait": "abort.poll_landed_wait",
     "dispatch rows wait": "abort.poll_rows_wait",
     "combine entered wait": "abort.poll_entered_wait",
-    "combine wait": "abort.poll_combine_wait",
+    "combine hear": "abort.poll_combine_wait",
+    "combine ready wait": "abort.poll_ready_wait",
 }
+ENTER = {DISPATCH: "dispatch enter", COMBINE: "combine enter"}
 
 
 class Machine:
@@ -45,13 +49,14 @@ class Machine:
             raise ValueError(f"no step is called {without!r}; steps.py lists them")
         self.offset = program.call_offset or (0,) * program.ranks
         self.handlers: dict[str, Handler] = {**dispatch.HANDLERS, **combine.HANDLERS}
+        self.handlers.update(dict.fromkeys(ENTER.values(), (self.enter, (0,))))
         self.first_steps = {DISPATCH: dispatch.first_step, COMBINE: combine.first_step}
+        self.leave = {DISPATCH: dispatch.leave, COMBINE: combine.leave}
         self.sorts_blocks = program.blocks > 1 and not program.one_resident
         # block 0 is the block that took ticket 0, so the one that runs first; without tickets it may be the last
         self.order = range(program.blocks) if self.has["claim.ticket"] else range(program.blocks - 1, -1, -1)
-        # with one block per rank and no fault these steps touch nothing that another block sees: taken at once, alone
-        alone = program.blocks == 1 and program.mortal is None and not program.out_of_step
-        self.private = combine.PRIVATE if alone else frozenset()
+        # a block that stages alone draws chunks that nobody else looks at: such steps are taken at once
+        self.private = frozenset({"combine claim"} if program.stagers == 1 else ())
 
     # -- System -------------------------------------------------------------------------------------------------
 
@@ -60,12 +65,11 @@ class Machine:
         everything = (1 << at.locations) - 1
         cells: list[Any] = [0] * at.cells
         cells[at.kernel : at.block] = [IDLE_KERNEL] * at.ranks
-        cells[at.carried : at.abort] = [everything] * (at.abort - at.carried)
         for rank in range(at.ranks):
             cells[at.alive + rank] = rank in program.live
             cells[at.rank + rank] = (-1, DISPATCH, 0, (-1,) * at.ranks)
             for block in range(at.blocks):
-                cells[at.block + rank * at.blocks + block] = (RANK_ENDED, None, everything, everything, 0)
+                cells[at.block + rank * at.blocks + block] = (RANK_ENDED, None, everything, 0)
         for rank in program.live:
             turn = Turn(self, tuple(cells), rank, 0)
             cells = self.begin(turn, -1, DISPATCH, 0, (-1,) * at.ranks)
@@ -96,40 +100,65 @@ class Machine:
 
     def take(self, state: State, rank: int, block: int, step: str) -> Iterator[tuple[str, State]]:
         handler, choices = self.handlers[step]
+        moved = False
         for choice in choices:
             turn = Turn(self, state, rank, block)
             turn.what = step
             try:
                 try:
-                    moved = handler(turn, choice) if len(choices) > 1 else handler(turn)
+                    moves = handler(turn, choice) if len(choices) > 1 else handler(turn)
                 except OutOfStep as seen:
                     if not self.program.out_of_step and not turn.aborted:
                         raise Violation(f"rank {rank} in call {turn.call} {seen}") from None
                     turn.what += f": {seen}, aborts"
-                    turn.abort("abort.tell_peers", OUT_OF_STEP, counted_in=step == "dispatch rows wait")
+                    abort_all(self.program, self.layout, self.has, turn.cells, rank, OUT_OF_STEP)
+                    self.leave_call(turn)
+                    moves = True
+                if moves:
                     moved = True
+                    yield self.label(turn), self.pack(turn)
             except Violation as violation:
                 violation.label = self.label(turn)
                 raise
-            if moved:
-                yield self.label(turn), self.pack(turn)
+        # Words first, then the abort word: a wait does not fail once all of its words are there, if it looks at them
+        # again after it saw the abort word.
+        if moved and self.has["abort.look_again"]:
+            return
         if step in WAITS and state[self.layout.abort + rank] and self.has[WAITS[step]]:
             turn = Turn(self, state, rank, block)
             turn.what = f"{step}: finds the abort word set"
-            turn.abort("abort.tell_peers", counted_in=step == "dispatch rows wait")
-            yield self.label(turn), self.pack(turn)
+            self.leave_call(turn)
+            try:
+                yield self.label(turn), self.pack(turn)
+            except Violation as violation:
+                violation.label = self.label(turn)
+                raise
+
+    def enter(self, turn: Turn) -> bool:
+        """Every block's first look at the abort word: an aborted rank sends nothing."""
+        kind = self.program.kind(turn.rank, turn.index)
+        if turn.aborted and self.has["check.abort_at_entry"]:
+            turn.what = "finds the abort word set at entry"
+            self.leave_call(turn)
+        else:
+            turn.what = f"{ENTER[kind]}s"
+            turn.step, turn.detail = self.first_steps[kind](turn, turn.detail)
+        return True
+
+    def leave_call(self, turn: Turn) -> None:
+        self.leave[self.program.kind(turn.rank, turn.index)](turn)
 
     def label(self, turn: Turn) -> str:
         return f"rank {turn.rank} block {turn.block} call {turn.call}: {turn.what}"
 
     def pack(self, turn: Turn) -> State:
-        if turn.step != RANK_ENDED:
-            at = self.layout
-            cell = at.block + turn.rank * at.blocks + turn.block
-            turn.cells[cell] = (turn.step, turn.detail, turn.known, turn.released, turn.heard)
-            if self.sorts_blocks and self.program.kind(turn.rank, turn.index) == COMBINE:
-                base = at.block + turn.rank * at.blocks
-                turn.cells[base : base + at.blocks] = sorted(turn.cells[base : base + at.blocks])
+        at = self.layout
+        base = at.block + turn.rank * at.blocks
+        turn.cells[base + turn.block] = (turn.step, turn.detail, turn.known, turn.released)
+        if turn.step == BLOCK_DONE and all(turn.cells[base + b][0] == BLOCK_DONE for b in range(at.blocks)):
+            self.end_kernel(turn)
+        elif self.sorts_blocks and self.program.kind(turn.rank, turn.index) == COMBINE:
+            turn.cells[base : base + at.blocks] = sorted(turn.cells[base : base + at.blocks])
         return tuple(turn.cells)
 
     def fates(self, state: State, rank: int, ended: bool) -> Iterator[tuple[str, State]]:
@@ -141,16 +170,16 @@ class Machine:
         if rank == mortal:
             yield f"rank {rank} dies", (*state[: at.alive + rank], False, *state[at.alive + rank + 1 :])
             return
-        cell = at.abort + rank
         for other in self.program.live:
-            if state[cell] and (self.has["abort.first_cause"] or state[cell] == LOST + other):
+            if other == rank or state[at.abort + rank] == LOST + other:
+                continue
+            if state[at.abort + rank] and self.has["abort.compare_and_swap"]:
                 continue
             over = state[at.block + other * at.blocks][0] == RANK_ENDED
-            if not state[at.alive + other] or over and state[at.rank + other][1] == ABORTED:
-                yield (
-                    f"rank {rank}: the watcher sees that the process of rank {other} is gone",
-                    (*state[:cell], LOST + other, *state[cell + 1 :]),
-                )
+            if not state[at.alive + other] or over and state[at.abort + other]:
+                cells = list(state)
+                abort_all(self.program, at, self.has, cells, rank, LOST + other)
+                yield f"rank {rank}: the watcher sees that the process of rank {other} is gone", tuple(cells)
 
     def complaint(self, state: State) -> str | None:
         at = self.layout
@@ -173,39 +202,45 @@ class Machine:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def finish(self, turn: Turn, received: int, slots: tuple[int, ...], aborted: bool = False) -> None:
-        """The end of a kernel: what any of its blocks knows, the next kernel on the stream knows; a system-scope
-        release is not implied."""
-        kind = self.program.kind(turn.rank, turn.index)
+    def end_kernel(self, turn: Turn) -> None:
+        """What any of its blocks knows, the next kernel on the stream knows; a system-scope release is not implied."""
+        kind, kernel = self.program.kind(turn.rank, turn.index), turn.kernel
+        complete, received, slots = kernel[RECORD]
+        if kind == DISPATCH and complete:
+            if kernel[GAVE_UP]:
+                raise Violation(f"call {turn.call} of rank {turn.rank} ends as complete although a block of it gave up")
+            base = self.layout.block + turn.rank * self.layout.blocks
+            for block in range(self.layout.blocks):
+                turn.known |= turn.cells[base + block][2]
+            dispatch.user_reads(turn, turn.index, received)
         if kind == COMBINE and not turn.has["state.last_kind"]:
             kind = DISPATCH
-        if aborted:
-            kind = ABORTED
-        elif turn.kernel[GAVE_UP]:
-            raise Violation(f"call {turn.call} of rank {turn.rank} ends as complete although a block of it gave up")
         turn.cells = self.begin(turn, turn.index, kind, received, slots)
 
     def begin(self, turn: Turn, index: int, last_kind: int, received: int, slots: tuple[int, ...]) -> list[Any]:
         at, cells, rank = self.layout, turn.cells, turn.rank
         base = at.block + rank * at.blocks
-        cells[base + turn.block] = (turn.step, turn.detail, turn.known, turn.released, turn.heard)
-        known = released = 0
+        known = 0
         for block in range(at.blocks):
             known |= cells[base + block][2]
-            released |= cells[base + block][3]
         index += 1
         cells[at.rank + rank] = (index, last_kind, received, slots)
         cells[at.kernel + rank] = IDLE_KERNEL
         over = index == len(self.program.calls)
         for block in range(at.blocks):
-            first, detail = (
-                (RANK_ENDED, None) if over else self.first_steps[self.program.kind(rank, index)](last_kind, block)
-            )
-            cells[base + block] = (first, detail, known, released, 0)
-        turn.step = RANK_ENDED  # this block's cell is already right
-        if not over and self.program.fills_before(rank, index):
+            cells[base + block] = (RANK_ENDED, None, known, 0)
+        if over:
+            return cells
+        next_turn = Turn(self, tuple(cells), rank, 0)
+        kind = self.program.kind(rank, index)
+        for block in range(at.blocks):
+            first: tuple[str, object] = (BLOCK_DONE, None)
+            if block < self.program.grid(index, rank):
+                first = (ENTER[kind], block) if self.program.may_abort else self.first_steps[kind](next_turn, block)
+            cells[base + block] = (*first, known, 0)
+        if self.program.fills_before(rank, index):
             self.fill(turn, index, received, known)
-        return turn.cells
+        return cells
 
     def fill(self, turn: Turn, index: int, received: int, known: int) -> None:
         """The expert kernel between a dispatch and a zero-copy combine: reads the received rows in place, writes the
@@ -218,5 +253,5 @@ class Machine:
             turn.read(OUT, rank, slot, row)
             turn.write(ROWS, rank, slot, (dispatch + 1) << 8 | row)
             for block in range(at.blocks):
-                step, detail, block_known, released, heard = cells[base + block]
-                cells[base + block] = (step, detail, block_known | 1 << at.row(ROWS, rank, slot), released, heard)
+                step, detail, block_known, released = cells[base + block]
+                cells[base + block] = (step, detail, block_known | 1 << at.row(ROWS, rank, slot), released)

@@ -26,18 +26,26 @@ class Program:
     capacity: int | None = None  # receive cap in rows, ranks if None
     no_weights: frozenset[tuple[int, int]] = frozenset()  # (call index, rank) of combines without weight rows
     wide_rows: frozenset[tuple[int, int]] = frozenset()  # (call index, rank) whose row bytes differ from the others'
-    bad_ids: frozenset[tuple[int, int]] = frozenset()  # (call index, rank) whose header states a fault
-    fault_skips_rows: bool = False  # a dispatch that decided a per-call fault ends without sending rows words
+    staged: frozenset[tuple[int, int]] = frozenset()  # (call index, rank) of dispatches that take the staged path
+    one_block: frozenset[tuple[int, int]] = frozenset()  # (call index, rank) of launches with a single block
+    stagers: int = 1  # blocks of a combine that stage rows
     masked: frozenset[int] = frozenset()
     mortal: int | None = None  # the rank that may die, at any point
     call_offset: tuple[int, ...] = ()  # added to a rank's call numbers, a broken counter
     other_calls: dict[int, str] = field(default_factory=dict, hash=False)
-    split_counts: bool = False  # every count word its own step; else the W words for one peer are one step
+    split: bool = False  # count words, block count and header are steps of their own; else those for a peer are one
     out_of_step: bool = False  # the run must end with OutOfStep on every live rank
 
     @cached_property
     def live(self) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.ranks) if rank not in self.masked)
+
+    @property
+    def may_abort(self) -> bool:
+        return self.mortal is not None or self.out_of_step
+
+    def grid(self, index: int, rank: int) -> int:
+        return 1 if (index, rank) in self.one_block else self.blocks
 
     @property
     def receive_capacity(self) -> int:
@@ -70,14 +78,14 @@ class Program:
         return tuple(self._fault(index) for index in range(len(self.calls)))
 
     def _fault(self, index: int) -> str:
-        if len({(index, rank) in self.wide_rows for rank in self.live}) > 1:
-            return "row mismatch"
-        if any((index, rank) in self.bad_ids for rank in self.live):
-            return "stated fault"
+        wide = [(index, rank) in self.wide_rows for rank in self.live]
+        if len(set(wide)) > 1:
+            return f"row mismatch of rank {self.live[wide.index(not wide[0])]}"
         if self.calls[index] == "D":
             matrix = self.matrices[index]
-            if any(sum(row[d] for row in matrix) > self.receive_capacity for d in range(self.ranks)):
-                return "overflow"
+            for d in range(self.ranks):
+                if sum(row[d] for row in matrix) > self.receive_capacity:
+                    return f"overflow of rank {d}"
         return ""
 
     def received(self, index: int, rank: int) -> tuple[int, ...]:
@@ -87,12 +95,13 @@ class Program:
         matrix = self.matrices[index]
         return tuple(source for source in range(self.ranks) for _ in range(matrix[source][rank]))
 
-    def registered_content(self, index: int) -> int:
-        """Index of the call whose rows the combine-in rows must hold while the combine at `index` reads them: an
-        external combine stages its own; zero copy finds what was staged, or filled in after that dispatch."""
-        if self.calls[index] == "X":
-            return index
+    def registered_content(self, index: int, own: bool = False) -> int:
+        """Index of the call whose rows the combine-in rows must hold while the combine at `index` reads them, -1 if
+        none: an external combine stages its own; zero copy finds what was staged, or filled in after that dispatch.  A
+        rank's own rows are never staged."""
         last = self.last_dispatch(index)
+        if own:
+            return last if "DZ" in self.calls[last : index + 1] else -1
         return max((at for at in range(last + 1, index + 1) if self.calls[at] == "X"), default=last)
 
     def fills_before(self, rank: int, index: int) -> bool:

@@ -12,16 +12,19 @@ from . import combine, dispatch, machine, turn
 from .explorer import StateLimit, Violation, explore
 from .machine import Machine
 from .program import Program
-from .programs import BY_NAME, CORRECT, MISUSE
+from .programs import BY_NAME, CORRECT, FULL, MISUSE, UNSAFE_LAUNCHES
 from .steps import NAMES, SPARE_STEPS, STEPS, SpareStep, Step
 
 MODEL_FILES = [Path(str(module.__file__)) for module in (machine, turn, dispatch, combine)]
 # the methods of a turn that stand for a step of the protocol: their first argument is its name
-NAMED_METHODS = {"send", "parity", "release", "acquire", "waited_for", "count_in", "abort"}
+NAMED_METHODS = {"send", "parity", "release", "acquire", "waited_for", "arrive", "performed_here"}
 SPARE_PROGRAMS = (
     "DDX split",
+    "SS and DS split",
     "DXXX",
+    "DXXDX, rank 1 receives nothing at first",
     "DXDX, 3 uneven ranks",
+    "SXXS",
     "dispatch meets second combine",
     "one of 3 ranks combines",
 )
@@ -34,6 +37,14 @@ def by_name(value: object) -> str:
 @pytest.mark.parametrize("program", CORRECT, ids=by_name)
 def test_every_interleaving_is_correct(program: Program) -> None:
     result = explore(Machine(program))
+    assert result.counter_example is None, f"\n{result.counter_example}"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("program", FULL, ids=by_name)
+def test_every_interleaving_of_more_ranks_and_blocks_is_correct(program: Program) -> None:
+    result = explore(Machine(program), max_states=2_000_000)
     assert result.counter_example is None, f"\n{result.counter_example}"
 
 
@@ -57,6 +68,14 @@ def test_misuse_corrupts_rows(program: Program) -> None:
     counter_example = explore(Machine(program)).counter_example
     assert counter_example is not None
     assert "combine_in rows" in counter_example.message
+
+
+@pytest.mark.parametrize("program", UNSAFE_LAUNCHES, ids=by_name)
+def test_staged_rows_need_all_blocks_resident(program: Program) -> None:
+    """A block that waits for landed rows waits for every block of their source, its own rank included."""
+    counter_example = explore(Machine(program)).counter_example
+    assert counter_example is not None
+    assert "block 0 at 'dispatch landed wait', rank 0 block 1 at 'dispatch land'" in counter_example.message
 
 
 def test_the_table_holds_every_step_of_the_model() -> None:
