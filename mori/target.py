@@ -6,7 +6,7 @@ kernels: host kernels run one lane per thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mori import env
@@ -28,19 +28,59 @@ class Target:
         """Whether kernels of this target can read and write the tensor's memory."""
         return tensor.device.type == self.device_type
 
+    @property
+    def is_device(self) -> bool:
+        """Whether kernels run on a device of its own: calls are enqueued on streams then, not done at once."""
+        return self.device_type != "cpu"
 
-TARGETS = {"host": Target(name="host", arch="host", device_type="cpu", contract_wave=64)}
+
+# The arch of a GPU target is the oldest that it runs on; `current` puts in that of the GPU.
+TARGETS = {
+    "host": Target(name="host", arch="host", device_type="cpu", contract_wave=64),
+    "cuda": Target(name="cuda", arch="sm_90", device_type="cuda", contract_wave=32),
+}
 
 
 def current() -> Target:
-    """The target of this process: MORI_TARGET, else "host".
+    """The target of this process: MORI_TARGET, else "cuda" where torch is built with CUDA and sees a GPU, else "host".
 
-    NotImplementedError for a target that this version does not have. ValueError if MORI_TARGET is malformed.
+    On cuda, `arch` is that of the calling thread's current GPU. May import torch. RuntimeError: cuda cannot be used
+    here; NotImplementedError: a target that this version does not have, or a GPU older than sm_90. ValueError if
+    MORI_TARGET is malformed.
     """
-    name = env.get("MORI_TARGET") or "host"
+    chosen = env.get("MORI_TARGET")
+    name = chosen or ("cuda" if _missing_for_cuda() is None else "host")
     if name not in TARGETS:
         raise NotImplementedError(
             f"MORI_TARGET={name} is not there yet: this version has {', '.join(TARGETS)}. "
             "Unset MORI_TARGET or set it to one of these"
         )
-    return TARGETS[name]
+    if name != "cuda":
+        return TARGETS[name]
+    missing = _missing_for_cuda()
+    if missing:
+        raise RuntimeError(f"MORI_TARGET=cuda, but {missing}. Unset MORI_TARGET, or set it to host to run on CPUs")
+    return replace(TARGETS[name], arch=_cuda_arch())
+
+
+def _missing_for_cuda() -> str | None:
+    """What stands in the way of the cuda target; None if nothing does."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU (driver, container, CUDA_VISIBLE_DEVICES)"
+    return None
+
+
+def _cuda_arch() -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < (9, 0):
+        raise NotImplementedError(
+            f"GPU {torch.cuda.current_device()} ({torch.cuda.get_device_name()}) has compute capability "
+            f"{major}.{minor}; the cuda target needs 9.0 or later. MORI_TARGET=host runs on CPUs"
+        )
+    return f"sm_{major}{minor}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
+
+from mori import target
 
 # Numbers by which native code names element types.
 _DTYPE_NUMBERS = {
@@ -31,19 +35,33 @@ def dtype_to_int(dtype: torch.dtype) -> int:
 def from_gpu_ptr(ptr: int, shape: Sequence[int], dtype: torch.dtype, framework: str = "torch") -> torch.Tensor:
     """A contiguous tensor over `shape` elements at address `ptr`, without copy and without ownership.
 
-    The memory must outlive the tensor: nothing keeps it alive. `ptr` is host memory, as all memory of this version is.
+    The memory must outlive the tensor: nothing keeps it alive. `ptr` is memory that the current GPU reaches on GPU
+    targets, host memory else.
     ValueError: a null pointer for a shape with elements, or a framework other than "torch".
     """
     if framework != "torch":
         raise ValueError(f"framework {framework!r} is not supported: mori makes torch tensors only")
     shape = tuple(shape)
     nbytes = math.prod(shape) * dtype.itemsize
+    device_type = target.current().device_type
     if nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=device_type)
     if not ptr:
         raise ValueError(f"null pointer for a tensor of shape {shape}")
+    if device_type == "cuda":
+        from mori import _core
+
+        raw = torch.utils.dlpack.from_dlpack(_core.cuda_memory(ptr, nbytes, torch.cuda.current_device()))
+        return raw.view(dtype).view(shape)
     memory = (ctypes.c_uint8 * nbytes).from_address(ptr)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
+    """Within it torch works on the stream of that handle (0: the default one); no effect on CPUs."""
+    if target.current().device_type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream())
 
 
 class GpuTensorView:

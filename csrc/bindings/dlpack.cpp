@@ -29,7 +29,6 @@ struct DLManagedTensor {
   void (*deleter)(DLManagedTensor*);
 };
 
-constexpr std::int32_t device_cpu = 1;
 constexpr DLDataType uint8_type{1, 8, 1};
 
 struct ByteTensor {
@@ -47,9 +46,10 @@ void drop_unused(PyObject* capsule) {
 
 }  // namespace
 
-pybind11::capsule byte_tensor(std::shared_ptr<void> owner, u64 address, u64 bytes) {
+pybind11::capsule byte_tensor(std::shared_ptr<void> owner, u64 address, u64 bytes, Place place) {
   auto* tensor = new ByteTensor{{}, std::int64_t(bytes), std::move(owner)};
-  tensor->managed = {{reinterpret_cast<void*>(address), {device_cpu, 0}, 1, uint8_type, &tensor->shape, nullptr, 0},
+  const DLDevice device{place.device_type, place.device_id};
+  tensor->managed = {{reinterpret_cast<void*>(address), device, 1, uint8_type, &tensor->shape, nullptr, 0},
                      tensor,
                      [](DLManagedTensor* self) { delete static_cast<ByteTensor*>(self->manager_ctx); }};
   return pybind11::capsule(&tensor->managed, "dltensor", &drop_unused);

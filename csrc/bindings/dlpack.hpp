@@ -10,7 +10,7 @@
 
 namespace mori {
 
-// A one-dimensional uint8 tensor over `bytes` bytes at `address`; `owner` lives as long as the tensor.
-pybind11::capsule byte_tensor(std::shared_ptr<void> owner, u64 address, u64 bytes);
+// A one-dimensional uint8 tensor over `bytes` bytes at `address` of `place`; `owner` lives as long as the tensor.
+pybind11::capsule byte_tensor(std::shared_ptr<void> owner, u64 address, u64 bytes, Place place);
 
 }  // namespace mori

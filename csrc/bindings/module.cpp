@@ -2,8 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
+
 #include "../cco/communicator.hpp"
 #include "../ops/ep_plan.hpp"
+#include "../runtime/host_variant.hpp"
+#include "cuda.hpp"
 #include "dlpack.hpp"
 
 namespace py = pybind11;
@@ -16,14 +20,15 @@ using Unlocked = py::call_guard<py::gil_scoped_release>;
 const char* const region_names[] = {
     "control",        "dispatch_rows",   "dispatch_weights",   "dispatch_scales", "dispatch_indices", "dispatch_source",
     "received_count", "combine_in_rows", "combine_in_weights", "combine_rows",    "combine_weights",  "sender_map",
-    "stats",
+    "stats",          "landing_rows",    "landing_weights",    "landing_scales",  "landing_indices",  "landing_source",
 };
 static_assert(sizeof(region_names) / sizeof(region_names[0]) == u32(RegionId::count), "a name for every region");
 
 EpShape make_shape(u32 world_size, u32 rank, u32 max_tokens, u32 hidden_dim, u32 max_element_bytes, u32 scale_dim,
-                   u32 scale_element_bytes, u32 experts_per_rank, u32 topk, u32 max_recv_tokens) {
-  return {world_size,       rank, max_tokens,     hidden_dim, max_element_bytes, scale_dim, scale_element_bytes,
-          experts_per_rank, topk, max_recv_tokens};
+                   u32 scale_element_bytes, u32 experts_per_rank, u32 topk, u32 max_recv_tokens, bool may_stage) {
+  return {
+      world_size,       rank, max_tokens,      hidden_dim,         max_element_bytes, scale_dim, scale_element_bytes,
+      experts_per_rank, topk, max_recv_tokens, may_stage ? 1u : 0u};
 }
 
 py::tuple layout_regions(const EpShape& shape) {
@@ -43,27 +48,53 @@ py::object fault_tuple(const Communicator& communicator) {
                         fault->seen);
 }
 
-py::dict stats_dict(const EpPlan& plan, u32 world_size) {
-  const OpStats* stats = plan.stats();
-  const u64* rows = reinterpret_cast<const u64*>(stats + 1);
+std::vector<u64> read_stats(const EpPlan& plan, u64 stream) {
+  const py::gil_scoped_release unlocked;
+  return plan.stats(stream);
+}
+
+py::dict stats_dict(const EpPlan& plan, u32 world_size, u64 stream) {
+  const std::vector<u64> words = read_stats(plan, stream);
+  OpStats stats;
+  std::memcpy(&stats, words.data(), sizeof stats);
+  const u64* rows = words.data() + sizeof stats / sizeof(u64);
   py::dict result;
-  result["dispatches"] = stats->dispatches;
-  result["combines"] = stats->combines;
-  result["no_expert_ids"] = stats->no_expert_ids;
-  result["out_of_range_ids"] = stats->out_of_range_ids;
+  result["dispatches"] = stats.dispatches;
+  result["combines"] = stats.combines;
+  result["no_expert_ids"] = stats.no_expert_ids;
+  result["out_of_range_ids"] = stats.out_of_range_ids;
   result["rows_sent"] = std::vector<u64>(rows, rows + world_size);
   result["rows_received"] = std::vector<u64>(rows + world_size, rows + 2 * world_size);
   return result;
 }
 
+// (rows received by the last dispatch, number of the last call, (kind, call, rank, expected, seen) of the last fault)
+py::tuple state_tuple(const EpPlan& plan, u64 stream) {
+  OpState state;
+  {
+    const py::gil_scoped_release unlocked;
+    state = plan.state(stream);
+  }
+  const CallFault& fault = state.fault;
+  return py::make_tuple(state.last.received, state.last.call,
+                        py::make_tuple(u32(fault.kind), fault.call, fault.rank, fault.expected, fault.seen));
+}
+
 void bind_memory(py::module_& module) {
   py::class_<SymmetricMemory, std::shared_ptr<SymmetricMemory>>(module, "SymmetricMemory")
       .def_static("create_host", &make_host_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes_per_rank"))
-      .def("map_peer", &SymmetricMemory::map_peer, py::arg("peer"), py::arg("descriptor"))
+      .def_static("create_cuda", &make_cuda_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes_per_rank"),
+                  py::arg("ordinal"), py::arg("handle_type"))
+      .def("extend", &SymmetricMemory::extend, py::arg("end"), Unlocked())
+      .def("drop_chunks", &SymmetricMemory::drop_chunks, py::arg("count"), Unlocked())
+      .def("export_chunk", &SymmetricMemory::export_chunk, py::arg("chunk"))
+      .def("map_peer", &SymmetricMemory::map_peer, py::arg("peer"), py::arg("chunk"), py::arg("descriptor"))
+      .def("synchronize", &SymmetricMemory::synchronize, Unlocked())
       .def("release_pages", &SymmetricMemory::release_pages)
       .def("address", [](const SymmetricMemory& self, u32 peer,
                          u64 offset) { return u64(self.symmetric().at<void>(peer, offset)); })
-      .def_property_readonly("descriptor", &SymmetricMemory::descriptor)
+      .def_property_readonly("chunks", &SymmetricMemory::chunks)
+      .def_property_readonly("extent", &SymmetricMemory::extent)
       .def_property_readonly("base", [](const SymmetricMemory& self) { return self.symmetric().base; })
       .def_property_readonly("bytes_per_rank", &SymmetricMemory::bytes_per_rank);
 
@@ -81,14 +112,16 @@ void bind_memory(py::module_& module) {
       .def(
           "view",
           [](const std::shared_ptr<MemoryBlock>& self, u64 offset, u64 bytes, u32 peer) {
-            return byte_tensor(self, u64(self->memory->symmetric().at<void>(peer, self->offset + offset)), bytes);
+            const u64 address = u64(self->memory->symmetric().at<void>(peer, self->offset + offset));
+            return byte_tensor(self, address, bytes, self->memory->place());
           },
           py::arg("offset"), py::arg("bytes"), py::arg("peer"));
 }
 
 void bind_communicator(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
-      .def(py::init<std::shared_ptr<SymmetricMemory>>())
+      .def(py::init<std::shared_ptr<SymmetricMemory>, std::shared_ptr<SymmetricMemory>>(), py::arg("memory"),
+           py::arg("control"))
       .def("watch", &Communicator::watch, py::arg("peer"), py::arg("process_descriptor"), py::arg("socket"))
       .def("fault", &fault_tuple)
       .def("has_left", &Communicator::has_left)
@@ -105,53 +138,66 @@ void bind_plan(py::module_& module) {
   py::class_<EpShape>(module, "EpShape")
       .def(py::init(&make_shape), py::kw_only(), py::arg("world_size"), py::arg("rank"), py::arg("max_tokens"),
            py::arg("hidden_dim"), py::arg("max_element_bytes"), py::arg("scale_dim"), py::arg("scale_element_bytes"),
-           py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"))
+           py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"), py::arg("may_stage") = false)
       .def("regions", &layout_regions);
 
   py::enum_<Outcome>(module, "Outcome")
       .value("done", Outcome::done)
       .value("call_fault", Outcome::call_fault)
       .value("aborted", Outcome::aborted)
-      .value("busy", Outcome::busy);
+      .value("busy", Outcome::busy)
+      .value("enqueued", Outcome::enqueued);
+
+  // How kernels are run, for one plan.
+  py::class_<Launcher, std::shared_ptr<Launcher>>(module, "Launcher")
+      .def_static(
+          "host",
+          [](const std::string& isa, unsigned threads, u64 spin_ns) {
+            return make_host_launcher({isa, threads, spin_ns});
+          },
+          py::arg("isa"), py::arg("threads"), py::arg("spin_ns"))
+      .def_static(
+          "cuda",
+          [](int ordinal, const py::bytes& cubin, const EpShape& shape) {
+            const std::string code = cubin;
+            const py::gil_scoped_release unlocked;
+            return make_cuda_launcher(ordinal, code, shape);
+          },
+          py::arg("ordinal"), py::arg("cubin"), py::arg("shape"));
 
   py::class_<EpPlan>(module, "EpPlan")
       .def(py::init([](std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory,
-                       const EpShape& shape, const std::string& isa, unsigned threads, u64 spin_ns, u64 timeout_ns) {
-             return std::make_unique<EpPlan>(std::move(communicator), std::move(memory), shape,
-                                             PlanOptions{isa, threads, spin_ns, timeout_ns});
+                       const EpShape& shape, std::shared_ptr<Launcher> launcher, u64 timeout_ns) {
+             return std::make_unique<EpPlan>(std::move(communicator), std::move(memory), shape, std::move(launcher),
+                                             timeout_ns);
            }),
-           py::arg("communicator"), py::arg("memory"), py::arg("shape"), py::kw_only(), py::arg("isa"),
-           py::arg("threads"), py::arg("spin_ns"), py::arg("timeout_ns"))
+           py::arg("communicator"), py::arg("memory"), py::arg("shape"), py::arg("launcher"), py::arg("timeout_ns"))
       .def("prepare", &EpPlan::prepare, Unlocked())
       .def(
           "dispatch",
           [](EpPlan& self, u64 input, u64 weights, u64 scales, u64 indices, u32 tokens, u32 row_bytes, u32 scale_bytes,
-             u32 dtype) {
-            return self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype});
+             u32 dtype, int block_num, int warps, u64 stream) {
+            return self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype},
+                                 {block_num, warps, stream});
           },
           Unlocked())
       .def(
           "combine",
           [](EpPlan& self, u64 input, u64 weights, u32 input_rows, u32 weight_rows, u32 tokens, u32 row_bytes,
-             u32 dtype, u32 arithmetic) {
+             u32 dtype, u32 arithmetic, int block_num, int warps, u64 stream) {
             return self.combine(
-                {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)});
+                {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)},
+                {block_num, warps, stream});
           },
           Unlocked())
-      .def_property_readonly("received", &EpPlan::received)
       .def_property_readonly("dispatched_tokens", &EpPlan::dispatched_tokens)
-      .def_property_readonly("has_dispatched", &EpPlan::has_dispatched)
-      .def_property_readonly("call_number", &EpPlan::call_number)
-      .def_property_readonly("last_fault",
-                             [](const EpPlan& self) {
-                               const CallFault fault = self.last_fault();
-                               return py::make_tuple(u32(fault.kind), fault.call, fault.rank, fault.expected,
-                                                     fault.seen);
-                             })
-      .def_property_readonly("threads", &EpPlan::threads)
-      .def_property_readonly("variant", &EpPlan::variant_name)
-      .def("stats", &stats_dict, py::arg("world_size"))
-      .def("clear_stats", &EpPlan::clear_stats)
+      .def_property_readonly("synchronous", [](const EpPlan& self) { return self.launcher().synchronous(); })
+      .def_property_readonly("runs_on", [](const EpPlan& self) { return self.launcher().description(); })
+      .def("capturing", [](const EpPlan& self, u64 stream) { return self.launcher().capturing(stream); })
+      .def("state", &state_tuple, py::arg("stream"))
+      .def("synchronize", &EpPlan::synchronize, Unlocked())
+      .def("stats", &stats_dict, py::arg("world_size"), py::arg("stream"))
+      .def("clear_stats", &EpPlan::clear_stats, py::arg("stream"))
       .def("set_call_number", &EpPlan::set_call_number)
       .def("set_test_delays", &EpPlan::set_test_delays, py::arg("seed"), py::arg("longest_us"));
 }
@@ -163,6 +209,7 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_communicator(module);
   bind_plan(module);
+  bind_cuda(module);
   module.def("host_variant", [](const std::string& name) { return mori_host::select_variant(name.c_str()).name; });
   module.attr("MAX_WORLD_SIZE") = max_world_size;
   module.attr("COMM_CONTROL_BYTES") = comm_control_bytes;

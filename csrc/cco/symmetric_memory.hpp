@@ -29,12 +29,13 @@ class SymmetricMemory {
   u64 bytes_per_rank() const { return symmetric_.stride; }
 
   virtual Place place() const { return host_place; }
-  virtual u32 chunks() const { return 1; }                                   // of the own slice
-  virtual void extend(u64) {}                                                // own memory exists up to this offset
-  virtual void drop_chunks(u32) {}                                           // back to so many; none is in use yet
-  virtual int export_chunk(u32 chunk) = 0;                                   // a descriptor that the caller closes
-  virtual void map_peer(u32 peer, u32 chunk, int descriptor) = 0;            // the descriptor stays the caller's
-  virtual void release_pages(u64 offset, u64 bytes) = 0;                     // of the own slice; content is lost
+  virtual u32 chunks() const { return 1; }                         // of the own slice
+  virtual u64 extent() const { return symmetric_.stride; }         // their end
+  virtual void extend(u64) {}                                      // own memory exists up to this offset
+  virtual void drop_chunks(u32) {}                                 // back to so many; the others are not in use yet
+  virtual int export_chunk(u32 chunk) = 0;                         // a descriptor that the caller closes
+  virtual void map_peer(u32 peer, u32 chunk, int descriptor) = 0;  // the descriptor stays the caller's
+  virtual void release_pages(u64 offset, u64 bytes) = 0;           // of the own slice; their content is lost
 
   // Access to the own slice from the host. On a GPU in the order of `stream`; read and write wait for it.
   virtual void read(void* to, u64 offset, u64 bytes, u64 stream = 0) = 0;

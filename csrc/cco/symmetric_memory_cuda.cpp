@@ -37,8 +37,10 @@ class CudaMemory final : public SymmetricMemory {
   Place place() const override { return {cuda_device_type, gpu_.ordinal}; }
   u32 chunks() const override { return u32(chunks_.size()); }
 
+  u64 extent() const override { return chunks_.empty() ? 0 : chunks_.back().end(); }
+
   void extend(u64 end) override {
-    const u64 begin = chunks_.empty() ? 0 : chunks_.back().end();
+    const u64 begin = extent();
     if (end <= begin) return;
     if (end > symmetric_.stride) throw std::out_of_range("the slice ends before " + std::to_string(end) + " bytes");
     const u64 step = chunks_.empty() ? end : larger(end, begin + growth_step_bytes);
@@ -174,7 +176,8 @@ class CudaPage final : public MappedPage {
  public:
   CudaPage(CommControl* page, int ordinal) : page_(page), gpu_(cuda::gpu(ordinal)) {
     const cuda::ContextGuard current(gpu_);
-    cuda::call(MORI_CUDA(cuMemHostRegister), static_cast<void*>(page), comm_control_bytes, cuda::host_register_device_map);
+    cuda::call(MORI_CUDA(cuMemHostRegister), static_cast<void*>(page), comm_control_bytes,
+               cuda::host_register_device_map);
     const cuda::Result result = cuda::driver().cuMemHostGetDevicePointer(&address_, page, 0);
     if (result != cuda::success) {
       cuda::driver().cuMemHostUnregister(page);

@@ -1,37 +1,49 @@
 #include "ep_plan.hpp"
 
-#include <cstring>
+#include <cstddef>
 #include <stdexcept>
 
+#include "../device/target_host.hpp"
 #include "../kernels/combine.hpp"
 #include "../kernels/dispatch.hpp"
 
 namespace mori {
 namespace {
 
-// Rows that bypass the cache save the reading of their destination lines, but are far away for who reads them
-// next; worth it once a call moves more than the caches hold anyway. Measured in benchmarks/NOTES.md.
-constexpr u64 streaming_threshold_bytes = 4ull << 20;
-constexpr u32 smallest_part_bytes = 2048;
+constexpr u32 tokens_if_unknown = 64;  // a rank without tokens of its own may still have many rows to stage
 
 template <class Pointer>
 Pointer* pointer(u64 address) {
   return reinterpret_cast<Pointer*>(address);
 }
 
+class BusyFlag {
+ public:
+  explicit BusyFlag(std::atomic_flag& flag) : flag_(flag), taken_(!flag.test_and_set(std::memory_order_acquire)) {}
+  ~BusyFlag() {
+    if (taken_) flag_.clear(std::memory_order_release);
+  }
+  BusyFlag(const BusyFlag&) = delete;
+  BusyFlag& operator=(const BusyFlag&) = delete;
+  bool taken() const { return taken_; }
+
+ private:
+  std::atomic_flag& flag_;
+  bool taken_;
+};
+
 }  // namespace
 
 EpPlan::EpPlan(std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory, const EpShape& shape,
-               const PlanOptions& options)
-    : communicator_(std::move(communicator)),
-      memory_(std::move(memory)),
-      grid_(mori_host::select_variant(options.isa.c_str()), options.threads, options.spin_ns) {
+               std::shared_ptr<Launcher> launcher, u64 timeout_ns)
+    : communicator_(std::move(communicator)), memory_(std::move(memory)), launcher_(std::move(launcher)) {
   args_.symmetric = communicator_->symmetric();
   args_.window = memory_->offset;
   args_.shape = shape;
   args_.layout = ep_layout(shape);
   args_.experts = Divider::by(shape.experts_per_rank);
-  args_.timeout_ns = options.timeout_ns;
+  args_.twin = communicator_->twin();
+  args_.timeout_ns = timeout_ns;
   const u64 experts = u64(shape.world_size) * shape.experts_per_rank;
   if (experts >= 1ull << 24 || experts * shape.experts_per_rank >= 1ull << 40) {
     throw std::invalid_argument(std::to_string(experts) + " experts are too many: at most 16777215 in all, and their " +
@@ -45,11 +57,13 @@ EpPlan::EpPlan(std::shared_ptr<Communicator> communicator, std::shared_ptr<Memor
 
 void EpPlan::prepare() {
   for (const RegionId id : {RegionId::control, RegionId::received_count, RegionId::stats}) {
-    std::memset(args_.own<void>(id), 0, args_.layout.size(id));
+    memory_->memory->zero(offset(id), args_.layout.size(id));
   }
+  synchronize();
 }
 
-Outcome EpPlan::dispatch(const DispatchCall& call) {
+Outcome EpPlan::dispatch(const DispatchCall& call, const LaunchHints& hints) {
+  const Grid grid = launcher_->grid(call.tokens, call.row_bytes, hints.block_num, hints.warps);
   DispatchArgs args{};
   args.ep = args_;
   args.input = pointer<const u8>(call.input);
@@ -60,12 +74,21 @@ Outcome EpPlan::dispatch(const DispatchCall& call) {
   args.row_bytes = call.row_bytes;
   args.scale_bytes = call.scale_bytes;
   args.dtype = call.dtype;
-  args.parts = parts_of(call.tokens, call.row_bytes);
-  args.streaming = streaming(u64(call.tokens) * call.row_bytes);
-  return launch(mori_host::Kernel::dispatch, &args, DispatchScratch::bytes(args_.shape.world_size, 1));
+  args.parts = grid.parts;
+  args.streaming = launcher_->streams(u64(call.tokens) * call.row_bytes) ? 1 : 0;
+  const u64 scratch_bytes = DispatchScratch::bytes(args_.shape.world_size, grid.warps);
+  const Outcome outcome = launch(KernelId::dispatch, &args, grid, scratch_bytes, hints.stream);
+  if (outcome != Outcome::busy && outcome != Outcome::aborted) {
+    captured_ = captured_ || launcher_->capturing(hints.stream);
+    last_tokens_ = call.tokens;
+  }
+  return outcome;
 }
 
-Outcome EpPlan::combine(const CombineCall& call) {
+Outcome EpPlan::combine(const CombineCall& call, const LaunchHints& hints) {
+  const bool stages_only = call.tokens == 0 && call.input != 0;
+  const Grid grid =
+      launcher_->grid(stages_only ? tokens_if_unknown : call.tokens, call.row_bytes, hints.block_num, hints.warps);
   CombineArgs args{};
   args.ep = args_;
   args.input = pointer<const u8>(call.input);
@@ -76,46 +99,57 @@ Outcome EpPlan::combine(const CombineCall& call) {
   args.row_bytes = call.row_bytes;
   args.dtype = call.dtype;
   args.arithmetic = call.arithmetic;
-  args.parts = parts_of(call.tokens, call.row_bytes);
-  args.stagers = grid_.threads();
-  args.streaming = streaming(u64(state()->last.received) * call.row_bytes);
-  return launch(mori_host::Kernel::combine, &args, CombineScratch::bytes(args_.shape.world_size, args_.shape.topk, 1));
-}
-
-Outcome EpPlan::launch(mori_host::Kernel kernel, const void* args, u64 scratch_bytes) {
-  if (busy_.test_and_set(std::memory_order_acquire)) return Outcome::busy;
-  Outcome outcome = Outcome::aborted;
-  if (!communicator_->fault()) {
-    const u64 call = state()->last.call + 1;
-    grid_.run(kernel, args, scratch_bytes);
-    if (!communicator_->fault()) outcome = state()->fault.call == call ? Outcome::call_fault : Outcome::done;
+  args.parts = grid.parts;
+  args.stagers = grid.stagers;
+  if (launcher_->synchronous()) {
+    args.streaming = launcher_->streams(u64(state(hints.stream).last.received) * call.row_bytes) ? 1 : 0;
   }
-  busy_.clear(std::memory_order_release);
-  return outcome;
+  const u64 scratch_bytes = CombineScratch::bytes(args_.shape.world_size, args_.shape.topk, grid.warps);
+  const KernelId kernel = call.arithmetic == Arithmetic::float32 ? KernelId::combine_f32 : KernelId::combine_bf16;
+  return launch(kernel, &args, grid, scratch_bytes, hints.stream);
 }
 
-// Threads without a token of their own share the row of another's.
-u32 EpPlan::parts_of(u32 tokens, u32 row_bytes) const {
-  if (tokens == 0 || tokens >= grid_.threads()) return 1;
-  const u32 most = larger<u32>(1, row_bytes / smallest_part_bytes);
-  return smaller<u32>(most, u32(divide_up(grid_.threads(), tokens)));
+Outcome EpPlan::launch(KernelId kernel, const void* args, const Grid& grid, u64 scratch_bytes, u64 stream) {
+  const BusyFlag busy(busy_);
+  if (!busy.taken()) return Outcome::busy;
+  if (communicator_->fault()) return Outcome::aborted;
+  if (!launcher_->synchronous()) {
+    launcher_->run(kernel, args, grid, scratch_bytes, stream);
+    return Outcome::enqueued;
+  }
+  const u64 call = state(stream).last.call + 1;
+  launcher_->run(kernel, args, grid, scratch_bytes, stream);
+  if (communicator_->fault()) return Outcome::aborted;
+  return state(stream).fault.call == call ? Outcome::call_fault : Outcome::done;
 }
 
-u32 EpPlan::streaming(u64 bytes) const { return bytes > streaming_threshold_bytes ? 1 : 0; }
+OpState EpPlan::state(u64 stream) const {
+  OpState found;
+  memory_->memory->read(&found, offset(RegionId::control), sizeof found, stream);
+  return found;
+}
 
-void EpPlan::clear_stats() { std::memset(stats(), 0, args_.layout.size(RegionId::stats)); }
+std::vector<u64> EpPlan::stats(u64 stream) const {
+  std::vector<u64> found(args_.layout.size(RegionId::stats) / sizeof(u64));
+  memory_->memory->read(found.data(), offset(RegionId::stats), found.size() * sizeof(u64), stream);
+  return found;
+}
+
+void EpPlan::clear_stats(u64 stream) {
+  memory_->memory->zero(offset(RegionId::stats), args_.layout.size(RegionId::stats), stream);
+}
 
 void EpPlan::set_call_number(u64 call) {
   const ControlWords words(args_.shape.world_size);
-  u64* const begin = args_.word(args_.symmetric.rank, ControlWords::first);
-  u64* const headers = args_.word(args_.symmetric.rank, words.header(0, 0));
-  u64* const flags = args_.word(args_.symmetric.rank, words.blocks(0, 0));
-  u64* const end = args_.word(args_.symmetric.rank, words.received(0));
-  for (u64* word = begin; word < end; ++word) {
-    const bool is_header = word >= headers && word < flags;
-    *word = is_header ? HeaderWord::encode(call, {0, 0, CallKind::dispatch, 0}) : CountWord::encode(call, 0);
+  std::vector<u64> values;
+  for (u64 at = ControlWords::first; at < words.received(0); at += sizeof(u64)) {
+    const bool is_header = at >= words.header(0, 0) && at < words.blocks(0, 0);
+    values.push_back(is_header ? HeaderWord::encode(call, {0, 0, CallKind::dispatch, 0}) : CountWord::encode(call, 0));
   }
-  state()->last.call = call;
+  const u64 control = offset(RegionId::control);
+  synchronize();
+  memory_->memory->write(control + ControlWords::first, values.data(), values.size() * sizeof(u64));
+  memory_->memory->write(control + offsetof(OpState, last) + offsetof(LastCall, call), &call, sizeof call);
 }
 
 void EpPlan::set_test_delays(u32 seed, u32 longest_us) {

@@ -4,20 +4,21 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "../cco/communicator.hpp"
-#include "../layout/launch.hpp"
-#include "../runtime/host_grid.hpp"
+#include "launcher.hpp"
 
 namespace mori {
 
-enum class Outcome { done, call_fault, aborted, busy };
+// `enqueued`: on a GPU, whose state tells more once the stream has got there.
+enum class Outcome { done, call_fault, aborted, busy, enqueued };
 
-struct PlanOptions {
-  std::string isa = "auto";
-  unsigned threads = 1;
-  u64 spin_ns = 20'000;
-  u64 timeout_ns = 300'000'000'000;
+// How and where to launch; of no concern to the host target.
+struct LaunchHints {
+  int block_num, warps;  // upper bounds; 0 or less: free choice
+  u64 stream;            // handle
 };
 
 struct DispatchCall {
@@ -34,23 +35,24 @@ struct CombineCall {
 class EpPlan {
  public:
   EpPlan(std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory, const EpShape& shape,
-         const PlanOptions& options);
+         std::shared_ptr<Launcher> launcher, u64 timeout_ns);
 
   // Zeroes what the protocol reads before anybody wrote it. No peer may call before all have prepared.
   void prepare();
 
-  Outcome dispatch(const DispatchCall& call);
-  Outcome combine(const CombineCall& call);
+  Outcome dispatch(const DispatchCall& call, const LaunchHints& hints);
+  Outcome combine(const CombineCall& call, const LaunchHints& hints);
 
-  u32 received() const { return state()->last.received; }
-  u32 dispatched_tokens() const { return state()->last.tokens; }
-  bool has_dispatched() const { return state()->last.dispatched != 0; }
-  u64 call_number() const { return state()->last.call; }
-  CallFault last_fault() const { return state()->fault; }
-  unsigned threads() const { return grid_.threads(); }
-  const char* variant_name() const { return grid_.variant_name(); }
-  OpStats* stats() const { return args_.own<OpStats>(RegionId::stats); }
-  void clear_stats();
+  // Tokens of the last dispatch. Nothing before any, nor once one was captured: a replay tells the host nothing.
+  std::optional<u32> dispatched_tokens() const { return captured_ ? std::nullopt : last_tokens_; }
+  // What kernels left behind; waits for `stream`.
+  OpState state(u64 stream) const;
+  // OpStats, then rows_sent[W] and rows_received[W].
+  std::vector<u64> stats(u64 stream) const;
+  void clear_stats(u64 stream);
+  void synchronize() { memory_->memory->synchronize(); }
+
+  const Launcher& launcher() const { return *launcher_; }
 
   // On all ranks between two barriers: as if `call` had been the last call. Words keep their meaning because the
   // incoming ones are rewritten to carry that number.
@@ -58,15 +60,15 @@ class EpPlan {
   void set_test_delays(u32 seed, u32 longest_us);
 
  private:
-  OpState* state() const { return args_.own<OpState>(RegionId::control); }
-  u32 parts_of(u32 tokens, u32 row_bytes) const;
-  u32 streaming(u64 bytes) const;
-  Outcome launch(mori_host::Kernel kernel, const void* args, u64 scratch_bytes);
+  u64 offset(RegionId id) const { return args_.window + args_.layout.of(id); }
+  Outcome launch(KernelId kernel, const void* args, const Grid& grid, u64 scratch_bytes, u64 stream);
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<MemoryBlock> memory_;
+  std::shared_ptr<Launcher> launcher_;
   EpArgs args_{};
-  HostGrid grid_;
+  std::optional<u32> last_tokens_;
+  bool captured_ = false;  // a dispatch, at any time
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

@@ -35,8 +35,8 @@ class HostLauncher final : public Launcher {
 
 }  // namespace
 
-std::unique_ptr<Launcher> make_host_launcher(const HostOptions& options) {
-  return std::make_unique<HostLauncher>(options);
+std::shared_ptr<Launcher> make_host_launcher(const HostOptions& options) {
+  return std::make_shared<HostLauncher>(options);
 }
 
 }  // namespace mori

@@ -33,10 +33,10 @@ struct HostOptions {
   unsigned threads = 1;
   u64 spin_ns = 20'000;
 };
-std::unique_ptr<Launcher> make_host_launcher(const HostOptions& options);
+std::shared_ptr<Launcher> make_host_launcher(const HostOptions& options);
 
 // `cubin` holds the kernels of runtime/cuda_kernels.cu for the GPU of that ordinal. Loads them at once, also while the
 // calling thread captures a graph.
-std::unique_ptr<Launcher> make_cuda_launcher(int ordinal, const std::string& cubin, const EpShape& shape);
+std::shared_ptr<Launcher> make_cuda_launcher(int ordinal, const std::string& cubin, const EpShape& shape);
 
 }  // namespace mori

@@ -71,46 +71,46 @@ struct AccessDescription {
 // Every entry point: name as the driver knows it, then its parameters. All return a Result. The newest form that CUDA
 // 12.0 had is taken, whatever the driver's age.
 constexpr int interface_version = 12000;
-#define MORI_CUDA_ENTRY_POINTS(X)                                                                                      \
-  X(cuInit, unsigned)                                                                                                  \
-  X(cuGetErrorName, Result, const char**)                                                                              \
-  X(cuGetErrorString, Result, const char**)                                                                            \
-  X(cuDeviceGet, Device*, int)                                                                                         \
-  X(cuDeviceGetCount, int*)                                                                                            \
-  X(cuDeviceGetName, char*, int, Device)                                                                               \
-  X(cuDeviceGetUuid, Uuid*, Device)                                                                                    \
-  X(cuDeviceGetAttribute, int*, int, Device)                                                                           \
-  X(cuDeviceCanAccessPeer, int*, Device, Device)                                                                       \
-  X(cuDevicePrimaryCtxRetain, Context*, Device)                                                                        \
-  X(cuDevicePrimaryCtxRelease, Device)                                                                                 \
-  X(cuCtxGetCurrent, Context*)                                                                                         \
-  X(cuCtxPushCurrent, Context)                                                                                         \
-  X(cuCtxPopCurrent, Context*)                                                                                         \
-  X(cuCtxSynchronize)                                                                                                  \
-  X(cuMemGetAllocationGranularity, std::size_t*, const AllocationProperties*, int)                                     \
-  X(cuMemAddressReserve, Address*, std::size_t, std::size_t, Address, unsigned long long)                              \
-  X(cuMemAddressFree, Address, std::size_t)                                                                            \
-  X(cuMemCreate, MemoryHandle*, std::size_t, const AllocationProperties*, unsigned long long)                          \
-  X(cuMemRelease, MemoryHandle)                                                                                        \
-  X(cuMemMap, Address, std::size_t, std::size_t, MemoryHandle, unsigned long long)                                     \
-  X(cuMemUnmap, Address, std::size_t)                                                                                  \
-  X(cuMemSetAccess, Address, std::size_t, const AccessDescription*, std::size_t)                                       \
-  X(cuMemExportToShareableHandle, void*, MemoryHandle, int, unsigned long long)                                        \
-  X(cuMemImportFromShareableHandle, MemoryHandle*, void*, int)                                                         \
-  X(cuMemHostRegister, void*, std::size_t, unsigned)                                                                   \
-  X(cuMemHostUnregister, void*)                                                                                        \
-  X(cuMemHostGetDevicePointer, Address*, void*, unsigned)                                                              \
-  X(cuMemsetD8Async, Address, unsigned char, std::size_t, Stream)                                                      \
-  X(cuMemcpyDtoHAsync, void*, Address, std::size_t, Stream)                                                            \
-  X(cuMemcpyHtoDAsync, Address, const void*, std::size_t, Stream)                                                      \
-  X(cuStreamSynchronize, Stream)                                                                                       \
-  X(cuStreamIsCapturing, Stream, int*)                                                                                 \
-  X(cuThreadExchangeStreamCaptureMode, int*)                                                                           \
-  X(cuModuleLoadData, Module*, const void*)                                                                            \
-  X(cuModuleGetFunction, Function*, Module, const char*)                                                               \
-  X(cuFuncGetAttribute, int*, int, Function)                                                                           \
-  X(cuFuncSetAttribute, Function, int, int)                                                                            \
-  X(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**,    \
+#define MORI_CUDA_ENTRY_POINTS(X)                                                                                   \
+  X(cuInit, unsigned)                                                                                               \
+  X(cuGetErrorName, Result, const char**)                                                                           \
+  X(cuGetErrorString, Result, const char**)                                                                         \
+  X(cuDeviceGet, Device*, int)                                                                                      \
+  X(cuDeviceGetCount, int*)                                                                                         \
+  X(cuDeviceGetName, char*, int, Device)                                                                            \
+  X(cuDeviceGetUuid, Uuid*, Device)                                                                                 \
+  X(cuDeviceGetAttribute, int*, int, Device)                                                                        \
+  X(cuDeviceCanAccessPeer, int*, Device, Device)                                                                    \
+  X(cuDevicePrimaryCtxRetain, Context*, Device)                                                                     \
+  X(cuDevicePrimaryCtxRelease, Device)                                                                              \
+  X(cuCtxGetCurrent, Context*)                                                                                      \
+  X(cuCtxPushCurrent, Context)                                                                                      \
+  X(cuCtxPopCurrent, Context*)                                                                                      \
+  X(cuCtxSynchronize)                                                                                               \
+  X(cuMemGetAllocationGranularity, std::size_t*, const AllocationProperties*, int)                                  \
+  X(cuMemAddressReserve, Address*, std::size_t, std::size_t, Address, unsigned long long)                           \
+  X(cuMemAddressFree, Address, std::size_t)                                                                         \
+  X(cuMemCreate, MemoryHandle*, std::size_t, const AllocationProperties*, unsigned long long)                       \
+  X(cuMemRelease, MemoryHandle)                                                                                     \
+  X(cuMemMap, Address, std::size_t, std::size_t, MemoryHandle, unsigned long long)                                  \
+  X(cuMemUnmap, Address, std::size_t)                                                                               \
+  X(cuMemSetAccess, Address, std::size_t, const AccessDescription*, std::size_t)                                    \
+  X(cuMemExportToShareableHandle, void*, MemoryHandle, int, unsigned long long)                                     \
+  X(cuMemImportFromShareableHandle, MemoryHandle*, void*, int)                                                      \
+  X(cuMemHostRegister, void*, std::size_t, unsigned)                                                                \
+  X(cuMemHostUnregister, void*)                                                                                     \
+  X(cuMemHostGetDevicePointer, Address*, void*, unsigned)                                                           \
+  X(cuMemsetD8Async, Address, unsigned char, std::size_t, Stream)                                                   \
+  X(cuMemcpyDtoHAsync, void*, Address, std::size_t, Stream)                                                         \
+  X(cuMemcpyHtoDAsync, Address, const void*, std::size_t, Stream)                                                   \
+  X(cuStreamSynchronize, Stream)                                                                                    \
+  X(cuStreamIsCapturing, Stream, int*)                                                                              \
+  X(cuThreadExchangeStreamCaptureMode, int*)                                                                        \
+  X(cuModuleLoadData, Module*, const void*)                                                                         \
+  X(cuModuleGetFunction, Function*, Module, const char*)                                                            \
+  X(cuFuncGetAttribute, int*, int, Function)                                                                        \
+  X(cuFuncSetAttribute, Function, int, int)                                                                         \
+  X(cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, \
     void**)
 
 // The one symbol that is looked up by name in the library; it finds all others.

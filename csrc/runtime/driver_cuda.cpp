@@ -26,9 +26,9 @@ Driver load() {
     int status = 0;
     if (find == nullptr || find(name, &function, interface_version, proc_address_default, &status) != success ||
         function == nullptr) {
-      throw std::runtime_error(std::string("the NVIDIA driver of this machine is too old for the cuda target: it has no ") +
-                               (find == nullptr ? "cuGetProcAddress_v2" : name) +
-                               ". A driver for CUDA 12.0 (525) or later is needed");
+      throw std::runtime_error(
+          std::string("the NVIDIA driver of this machine is too old for the cuda target: it has no ") +
+          (find == nullptr ? "cuGetProcAddress_v2" : name) + ". A driver for CUDA 12.0 (525) or later is needed");
     }
     *static_cast<void**>(place) = function;
   };
@@ -161,11 +161,6 @@ bool is_capturing(u64 stream) {
   // On the legacy stream this fails while another stream captures; that one does not capture itself.
   if (driver().cuStreamIsCapturing(stream_of(stream), &status) != success) return false;
   return status != capture_status_none;
-}
-
-void synchronize_stream(int ordinal, u64 stream) {
-  const ContextGuard current(gpu(ordinal));
-  call(MORI_CUDA(cuStreamSynchronize), stream_of(stream));
 }
 
 }  // namespace mori::cuda

@@ -81,6 +81,5 @@ class RelaxedCapture {
 
 inline Stream stream_of(u64 handle) { return reinterpret_cast<Stream>(handle); }
 bool is_capturing(u64 stream);
-void synchronize_stream(int ordinal, u64 stream);
 
 }  // namespace mori::cuda

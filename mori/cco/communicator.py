@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from mori import _core, env, target
+from mori.cco import devices, growth
 from mori.cco.allocator import Block, SliceAllocator
 from mori.cco.bootstrap import Rendezvous
-from mori.cco.descriptors import PeerLink, exchange_descriptors
+from mori.cco.descriptors import PeerLink
 from mori.cco.faults import communicator_error, peer_left
 from mori.cco.resources import AllocatedMemory, CCOResource, RegisteredWindow
 from mori.cco.unique_id import UniqueId, get_unique_id
@@ -29,15 +30,26 @@ _DEATH_NOTICE_S = 2.0  # the watcher needs far less
 class Communicator:
     """A set of ranks, each with a slice of symmetric memory of `per_rank_vmm` bytes. Build one with `init`.
 
-    A rank is a process or, on the host target, a thread: every thread calls `init` with the same id. A communicator
+    A rank is a process or, on the host target, a thread: every thread calls `init` with the same id. On GPU targets it
+    works on the GPU that was the calling thread's current one at `init`, which no other rank may have. A communicator
     must be used by one thread at a time. In a forked child it is dead: use and destruction there have no effect on the
     ranks.
     """
 
-    def __init__(self, rendezvous: Rendezvous, memory: _core.SymmetricMemory, capacity: int) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        memory: _core.SymmetricMemory,
+        control: _core.SymmetricMemory,
+        capacity: int,
+        device: torch.device,
+    ) -> None:
         self._rendezvous = rendezvous
         self._memory = memory
-        self._native = _core.Communicator(memory)
+        self._control = control  # host memory of the control blocks: the memory itself on the host target
+        self._device = device
+        self._native = _core.Communicator(memory, control)
+        self._mapped_chunks = 0  # of every peer's memory
         self._rank = rendezvous.rank
         self._allocator = SliceAllocator(_FIRST_OFFSET, capacity)
         self._links: list[PeerLink] = []
@@ -56,9 +68,11 @@ class Communicator:
     def init(cls, nranks: int, rank: int, unique_id: UniqueId, per_rank_vmm: int = 4 << 30) -> Communicator:
         """Collective: meet the other ranks and map each other's memory.
 
-        `per_rank_vmm` bytes of address space are reserved per rank; memory is used only as far as it is touched.
+        `per_rank_vmm` bytes of address space are reserved per rank. Memory is used only as far as it is touched (host)
+        or as blocks were ever placed (GPU), and given back when the last view of it is gone.
         Deadline: MORI_BOOTSTRAP_TIMEOUT seconds. Errors are raised on every rank: BootstrapTimeout (names the missing
-        ranks), BootstrapError (ranks that cannot meet or reach each other), ConfigMismatch (`per_rank_vmm` differs),
+        ranks), BootstrapError (ranks that cannot meet, or reach each other's memory), ConfigMismatch
+        (`per_rank_vmm` differs),
         ValueError (rank or size out of range), NotImplementedError (ranks on several nodes).
         """
         if not 1 <= nranks <= _core.MAX_WORLD_SIZE:
@@ -67,13 +81,22 @@ class Communicator:
             raise ValueError(f"per_rank_vmm must be positive, got {per_rank_vmm}")
         timeout_s = env.get("MORI_BOOTSTRAP_TIMEOUT")
         here = target.current()
+        device = devices.bind(here)
+        hello = {"target": here.name, "arch": here.arch, **devices.hello(device)}
         with contextlib.ExitStack() as undo:
-            rendezvous = Rendezvous.join(unique_id, rank, nranks, {"target": here.name, "arch": here.arch}, timeout_s)
+            rendezvous = Rendezvous.join(unique_id, rank, nranks, hello, timeout_s)
             undo.callback(rendezvous.close)
             _refuse_several_nodes(rendezvous)
             _agree(rendezvous.allgather({"per_rank_vmm": per_rank_vmm}, "communicator", timeout_s), "communicator")
-            memory = _core.SymmetricMemory.create_host(rank, nranks, per_rank_vmm + _FIRST_OFFSET)
-            comm = cls(rendezvous, memory, per_rank_vmm)
+            devices.check_pairs(rendezvous, device, timeout_s)
+
+            def create() -> Communicator:
+                memory = control = _create(device, rank, nranks, per_rank_vmm + _FIRST_OFFSET)
+                if here.is_device:
+                    control = _core.SymmetricMemory.create_host(rank, nranks, _core.COMM_CONTROL_BYTES)
+                return cls(rendezvous, memory, control, per_rank_vmm, device)
+
+            comm = growth.together(rendezvous, "symmetric memory", timeout_s, create)
             undo.callback(comm._abandon)
             comm._connect(timeout_s)
             rendezvous.barrier("communicator is complete", timeout_s, comm.raise_if_faulted)
@@ -82,13 +105,13 @@ class Communicator:
         return comm
 
     def _connect(self, timeout_s: float) -> None:
-        links = exchange_descriptors(self._rendezvous, self._memory.descriptor, timeout_s)
+        links = growth.swap_chunk(self._rendezvous, self._control, 0, timeout_s)
         self._links = list(links.values())
         for peer, link in links.items():
-            self._memory.map_peer(peer, link.fd)
             self._native.watch(peer, link.pidfd, link.socket.fileno())
-            os.close(link.fd)  # the mapping holds the memory
-            link.fd = -1
+        if self._memory is not self._control:
+            growth.swap_new(self._rendezvous, self._memory, 0, timeout_s)
+        self._mapped_chunks = self._memory.chunks
 
     # Facts
 
@@ -107,6 +130,11 @@ class Communicator:
         """Address of this rank's slice of symmetric memory in this process."""
         self._check("read the address")
         return int(self._memory.address(self._rank, 0))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the symmetric memory is."""
+        return self._device
 
     @property
     def is_valid(self) -> bool:
@@ -179,6 +207,12 @@ class Communicator:
         block = self._allocator.allocate(size, _PAGE) if size else None
         if size and block is None:
             raise self._exhausted(size, "alloc_mem")
+        if block is not None:
+            try:
+                self._memory.extend(block.offset + block.size)  # peers map it in the next collective call
+            except RuntimeError as error:
+                self._allocator.release(block)
+                raise HeapExhausted(f"alloc_mem: {error}") from error
         return AllocatedMemory(self, block, size)
 
     def allocate_symmetric(
@@ -197,7 +231,21 @@ class Communicator:
             block = self._allocator.allocate(size, alignment)
             if block is None:
                 raise self._exhausted(size, what)
+        if block is not None:
+            self._provide(block, what)
         return AllocatedMemory(self, block, size)
+
+    def _provide(self, block: Block, what: str) -> None:
+        """Collective: see to it that there is memory behind a new block, on all ranks or on none."""
+        end = block.offset + block.size
+        if end <= self._memory.extent:  # so it is on every rank: all have the same blocks
+            return
+        try:
+            growth.grow(self._rendezvous, self._memory, end, what, env.get("MORI_BOOTSTRAP_TIMEOUT"), self._poll)
+        except HeapExhausted:
+            self._allocator.release(block)
+            raise
+        self._mapped_chunks = self._memory.chunks
 
     def register_window(self, ptr: int, size: int) -> RegisteredWindow:
         """Collective: let peers address the block at `ptr` (the base that `alloc_mem` returned).
@@ -219,10 +267,16 @@ class Communicator:
 
     def _reclaim(self, what: str, agree: dict[str, Any]) -> None:
         """Collective: compare `agree` and the allocators, and take back what all ranks have released."""
+        self._check(what)
+        self._memory.synchronize()  # kernels on this device may still use what was released
         free = [list(block) for block, native in self._released if block and (native is None or native.users == 0)]
-        answers = self.allgather({**agree, "allocations": self._allocator.fingerprint(), "free": free}, what)
+        state = {"allocations": self._allocator.fingerprint(), "chunks of symmetric memory": self._memory.chunks}
+        answers = self.allgather({**agree, **state, "free": free}, what)
         released = [{tuple(block) for block in answer.pop("free")} for answer in answers]
         _agree(answers, what)
+        if self._mapped_chunks < self._memory.chunks:
+            growth.swap_new(self._rendezvous, self._memory, self._mapped_chunks, env.get("MORI_BOOTSTRAP_TIMEOUT"))
+            self._mapped_chunks = self._memory.chunks
         common = {Block(*block) for block in set.intersection(*released)}
         for block in sorted(common):
             self._allocator.release(block)
@@ -263,6 +317,7 @@ class Communicator:
         if os.getpid() != self._owner_pid:
             return
         self.close_all_resources()
+        self._finish_kernels()
         faulted = self._native.fault() is not None
         self._native.leave()
         if not faulted:
@@ -271,6 +326,11 @@ class Communicator:
                     "communicator is destroyed", env.get("MORI_BOOTSTRAP_TIMEOUT"), self.raise_if_faulted
                 )
         self._abandon()
+
+    def _finish_kernels(self) -> None:
+        """What was enqueued on the device ends before this rank leaves: peers count on it. Bounded: all waits are."""
+        with contextlib.suppress(RuntimeError):  # a device that failed has nothing more to finish
+            self._memory.synchronize()
 
     def _abandon(self) -> None:
         """Give back what this process holds, without a word to the peers."""
@@ -284,6 +344,7 @@ class Communicator:
 
     def _leave_at_exit(self) -> None:
         if self._valid and os.getpid() == self._owner_pid:
+            self._finish_kernels()
             self._native.leave()
 
     def _check(self, operation: str) -> None:
@@ -300,6 +361,7 @@ class Communicator:
 
     def __del__(self) -> None:
         if getattr(self, "_valid", False) and os.getpid() == self._owner_pid:
+            self._finish_kernels()
             self._native.leave()
             self._abandon()
 
@@ -312,6 +374,13 @@ def _leave_all() -> None:
     """A process that ends in order has left its communicators; one that is killed is found dead by its peers."""
     for comm in list(_live):
         comm._leave_at_exit()
+
+
+def _create(device: torch.device, rank: int, nranks: int, size: int) -> _core.SymmetricMemory:
+    if device.type == "cpu":
+        return _core.SymmetricMemory.create_host(rank, nranks, size)
+    handle_type = _core.CUDA_HANDLE_POSIX_DESCRIPTOR
+    return _core.SymmetricMemory.create_cuda(rank, nranks, size, device.index, handle_type)
 
 
 def _refuse_several_nodes(rendezvous: Rendezvous) -> None:

@@ -22,7 +22,7 @@ def collect() -> Iterator[tuple[str, str]]:
         yield "target", current.name
         yield "arch", current.arch
         yield "contract wave", str(current.contract_wave)
-    except (NotImplementedError, ValueError) as problem:
+    except (RuntimeError, ValueError) as problem:
         yield "target", str(problem)
     yield "cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} ({platform.machine()}, {cpu_model()})"
     yield "host kernels", simd_variant()

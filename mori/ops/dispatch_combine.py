@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mori import env, target
+from mori import env
 from mori.errors import NotInitialized
 from mori.shmem import state as shmem_state
 
@@ -56,7 +56,11 @@ class EpDispatchCombineOp(OpAttributes):
 
     An op owns symmetric memory for its outputs; all results are views of it with fixed addresses, valid memory even
     after the op and shmem are gone. `del op` marks the memory free; it is reused inside a later collective call, once
-    no rank holds a view. Calls on one op must come in the same order on all ranks. On CPUs calls are synchronous.
+    no rank holds a view. Calls on one op must come in the same order on all ranks.
+
+    On CPUs calls are synchronous. On GPUs they are enqueued on the current stream of the GPU that `mori.shmem` was
+    initialised on, never wait for it, and can be captured into graphs; results are there in stream order. What goes
+    wrong on the GPU shows in `check()` or, if the communicator is lost, in the next call.
 
     Construction raises NotInitialized before shmem init, ValueError / TypeError for a config that is out of range or
     names another rank or world size than shmem has, NotImplementedError for kernel types that are not built yet,
@@ -71,19 +75,19 @@ class EpDispatchCombineOp(OpAttributes):
         self._limits = limits
         self._validates_ids = env.get("MORI_EP_VALIDATE")
         self._ignores_combine_indices = env.get("MORI_EP_LENIENT_INDICES")
-        self._device = torch.device(target.current().device_type)
-        self.local_expert_count = torch.zeros(limits.experts_per_rank, dtype=torch.int32, device=self._device)
         self._outstanding: str | None = None
-        # What stands in for weights without rows: a row of zeros.
-        self._no_weights = torch.zeros(1, limits.topk, dtype=torch.float32, device=self._device)
         self._dispatch_dtype: torch.dtype | None = None
         self._combine_dtype: torch.dtype | None = None
 
         memory = build(config, limits)
         self._plan = memory.plan
         self._session = memory.session
+        self._device = memory.session.communicator.device
         self._receive_begin, self._receive_end = memory.receive
         self._registered_begin, self._registered_end = memory.registered
+        self.local_expert_count = torch.zeros(limits.experts_per_rank, dtype=torch.int32, device=self._device)
+        # What stands in for weights without rows: a row of zeros.
+        self._no_weights = torch.zeros(1, limits.topk, dtype=torch.float32, device=self._device)
         # Not at interpreter exit: by then shmem has left, or tells its peers so itself.
         weakref.finalize(self, release, memory.plan, memory.allocation).atexit = False
         caching = not env.get("MORI_EP_DISABLE_VIEW_CACHE")
@@ -122,7 +126,8 @@ class EpDispatchCombineOp(OpAttributes):
 
         Raises before anything is sent, on this rank only: TypeError (dtype), ValueError (shape, device, contiguity,
         size, an argument that overlaps this op's own receive memory). During the call, on every rank alike:
-        ReceiveOverflow, RowMismatch; PeerLost, PeerTimeout, OutOfStep end the communicator.
+        ReceiveOverflow, RowMismatch; PeerLost, PeerTimeout, OutOfStep end the communicator. On GPUs the latter show in
+        `check()`, in this call with MORI_EP_SYNC_ERRORS=1.
         """
         if routing is not None or return_routing:
             raise NotImplementedError(
@@ -134,8 +139,8 @@ class EpDispatchCombineOp(OpAttributes):
         self._refuse_own_receive_memory(tensors, call.sizes)
         if not call.ids_are_int32:
             indices = indices.view(torch.int32)
-        if self._validates_ids:
-            check_expert_ids(indices, self._limits)
+        if self._validates_ids and not self._plan.capturing:
+            check_expert_ids(indices, self._limits)  # waits for the stream
         launch = self._launch(block_num, rdma_block_num, warp_per_block)
         self._cached_dispatch_launch = launch
         self._dispatch_dtype = input.dtype
@@ -209,7 +214,7 @@ class EpDispatchCombineOp(OpAttributes):
         """Return one row per received row to the token's owner, which adds them. Collective.
 
         input: (>= T, h) float32 or bfloat16; row i is this rank's contribution for received row i of the last dispatch,
-            already multiplied by router weights: combine applies none.
+            already multiplied by router weights: combine applies none. GPUs take missing rows for zeros.
         weights: None or (any rows, K) float32, added up like the rows; missing rows count as zeros. Each rank decides.
         indices: the (n, K) ids given to this rank's last dispatch; only its shape is looked at, and not even that
             before the first dispatch or with MORI_EP_LENIENT_INDICES=1.
@@ -379,7 +384,8 @@ class EpDispatchCombineOp(OpAttributes):
                 )
 
     def _combine_tokens(self, indices: torch.Tensor | None) -> int:
-        """Rows of the result: the tokens of the last dispatch, before any the rows of `indices` as far as they fit."""
+        """Rows of the result: the tokens of the last dispatch. Before any, and where graphs hold dispatches so that the
+        host cannot know, the rows of `indices` as far as they fit."""
         dispatched = self._plan.dispatched_tokens
         if dispatched is None:
             return 0 if indices is None else min(indices.shape[0], self._limits.max_tokens)
@@ -394,18 +400,24 @@ class EpDispatchCombineOp(OpAttributes):
         registered = address == self._registered_begin
         if registered and not external:
             return True
-        received = self._plan.received
-        if call.input_rows < received:
-            raise ValueError(
-                f"combine: input has {call.input_rows} rows but this rank received {received}: "
-                "pass one row per received row, in that order"
-            )
+        self._refuse_short_input(call.input_rows)
         if not registered and address < self._registered_end and address + call.input_bytes > self._registered_begin:
             raise ValueError(
                 "combine: input overlaps the registered combine buffer but does not start at its first row: "
                 "pass the buffer itself, or a tensor elsewhere"
             )
         return registered
+
+    def _refuse_short_input(self, rows: int) -> None:
+        """Where the host knows how many are needed without waiting; a GPU takes missing rows for zeros."""
+        if not self._plan.synchronous:
+            return
+        received = self._plan.received
+        if rows < received:
+            raise ValueError(
+                f"combine: input has {rows} rows but this rank received {received}: "
+                "pass one row per received row, in that order"
+            )
 
     def _launch(self, block_num: int, rdma_block_num: int, warp_per_block: int) -> Launch:
         return resolve_launch(self.config, self._auto, block_num, rdma_block_num, warp_per_block)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mori import _core, env
+from mori import _core, env, target
 from mori.cco.communicator import Communicator
 from mori.cco.resources import AllocatedMemory
-from mori.errors import CallFault, ReceiveOverflow, RowMismatch
+from mori.errors import CallFault, CallFaultWarning, MoriError, ReceiveOverflow, RowMismatch
 from mori.tensor_utils import dtype_to_int
+
+from . import device_code, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 _SPIN_NS = 20_000
 _ARITHMETIC = {torch.float32: 1, torch.bfloat16: 2}  # csrc/layout/launch.hpp
 _RECEIVE_OVERFLOW = 1  # csrc/layout/ep_layout.hpp
-_DONE = _core.Outcome.done
+_GOOD = (_core.Outcome.done, _core.Outcome.enqueued)
 
 _dtype_code = functools.cache(dtype_to_int)
 
@@ -83,6 +86,8 @@ class EpPlan:
 
     On the host target a call is synchronous: when it returns, this rank's results are there. It raises PeerLost,
     PeerTimeout or OutOfStep when the communicator is lost, and a CallFault, equal on all ranks, when only the call is.
+    On GPUs a call is enqueued on the current stream of the communicator's device. It raises what is known by then of
+    the communicator; `check` waits and tells the rest.
     """
 
     def __init__(self, shape: EpShape, comm: Communicator, memory: AllocatedMemory) -> None:
@@ -90,19 +95,26 @@ class EpPlan:
         self._comm = comm
         self._memory = memory
         self._regions = layout(shape)
-        threads = env.get("MORI_HOST_THREADS") or max(1, _cores() // shape.world_size)
-        oversubscribed = threads * shape.world_size > _cores()
-        self._native = _core.EpPlan(
-            comm._native,
-            memory.native,
-            shape.native,
-            isa=env.get("MORI_HOST_ISA"),
-            threads=threads,
-            spin_ns=0 if oversubscribed else _SPIN_NS,
-            timeout_ns=round(1e9 * env.get("MORI_TIMEOUT_S")),
-        )
-        self._native.prepare()
-        comm.allgather(None, "EP plan is prepared")  # no peer stores a word before it is zeroed
+        self._stream = streams.getter(comm.device)
+        self._checks_itself = env.get("MORI_EP_SYNC_ERRORS")
+        self._seen_fault = 0  # number of the last faulty call that somebody was told about
+        self._unseen_fault = 0  # of one that the host has come to know of since, until it warns of it
+        self._warned_fault = 0
+        failure = None
+        try:
+            timeout_ns = round(1e9 * env.get("MORI_TIMEOUT_S"))
+            self._native = _core.EpPlan(comm._native, memory.native, shape.native, _launcher(shape, comm), timeout_ns)
+            self._native.prepare()
+        except Exception as error:
+            failure = error
+        # No peer stores a word before it is zeroed.
+        answers = comm.allgather(failure and str(failure), "EP plan is prepared")
+        if failure is not None:
+            raise failure
+        for rank, answer in enumerate(answers):
+            if answer is not None:
+                raise MoriError(f"rank {rank} could not prepare its kernels or memory: {answer}")
+        self._synchronous = self._native.synchronous
 
     def view(self, region: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over the first bytes of a region; it keeps the memory alive. ValueError if the region is smaller."""
@@ -126,8 +138,11 @@ class EpPlan:
     ) -> None:
         """Send every row of `input` once to each distinct rank among its experts. See the façades for the contract.
 
-        `block_num` and `warp_per_block` describe GPU grids; the host runs its own threads whatever they say.
+        `block_num` and `warp_per_block` bound GPU grids from above, 0 leaves the choice open; the host runs its
+        own threads whatever they say.
         """
+        if self._unseen_fault:
+            self._warn()
         tokens, columns = input.shape
         outcome = self._native.dispatch(
             input.data_ptr(),
@@ -138,9 +153,14 @@ class EpPlan:
             columns * input.itemsize,
             scales.shape[1] * scales.itemsize if scales is not None else 0,
             _dtype_code(input.dtype),
+            block_num,
+            warp_per_block,
+            self._stream(),
         )
-        if outcome != _DONE:
+        if outcome not in _GOOD:
             self._raise(outcome)
+        if self._checks_itself:
+            self._check_eager()
 
     def combine(
         self,
@@ -157,6 +177,8 @@ class EpPlan:
         `external`: the rows are `input`'s; else they lie in region combine_in_rows already, and `input` tells their
         dtype and width. Rows beyond those passed count as zeros.
         """
+        if self._unseen_fault:
+            self._warn()
         rows, columns = input.shape
         outcome = self._native.combine(
             input.data_ptr() if external else 0,
@@ -167,30 +189,88 @@ class EpPlan:
             columns * input.itemsize,
             _dtype_code(input.dtype),
             _ARITHMETIC[input.dtype],
+            block_num,
+            warp_per_block,
+            self._stream(),
         )
-        if outcome != _DONE:
+        if outcome not in _GOOD:
             self._raise(outcome)
+        if self._checks_itself:
+            self._check_eager()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether a call has ended when it returns, so that looking at its results costs no wait."""
+        return self._synchronous
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured into a graph."""
+        return bool(self._native.capturing(self._stream()))
 
     @property
     def received(self) -> int:
-        """Rows that the last dispatch brought to this rank."""
-        return int(self._native.received)
+        """Rows that the last dispatch brought to this rank. Waits for the device."""
+        self._refuse_capture("reading the number of received rows")
+        self._native.synchronize()
+        received, _, fault = self._native.state(self._stream())
+        self._notice(fault)
+        return int(received)
 
     @property
     def dispatched_tokens(self) -> int | None:
-        """Tokens of this rank's last dispatch; None before any."""
-        return int(self._native.dispatched_tokens) if self._native.has_dispatched else None
+        """Tokens of this rank's last dispatch; None before any, and on GPUs once a dispatch was captured."""
+        return self._native.dispatched_tokens
 
     def stats(self) -> dict[str, Any]:
-        """Counts since construction or `reset_stats`: calls, rows to and from each rank, ids that named no expert."""
-        return dict(self._native.stats(self._shape.world_size))
+        """Counts since construction or `reset_stats`: calls, rows to and from each rank, ids that named no expert.
+
+        Waits for the device.
+        """
+        self._refuse_capture("reading statistics")
+        self._native.synchronize()
+        return dict(self._native.stats(self._shape.world_size, self._stream()))
 
     def reset_stats(self) -> None:
-        self._native.clear_stats()
+        """In the order of the current stream."""
+        self._native.clear_stats(self._stream())
 
     def check(self) -> None:
-        """Raise if the communicator is lost. Faults of single calls were raised by the calls themselves."""
+        """Raise if the communicator is lost; on GPUs wait for the current stream and raise a call fault not yet seen.
+
+        On the host target faults of single calls were raised by the calls themselves.
+        """
         self._comm.raise_if_faulted()
+        if self._synchronous:
+            return
+        self._refuse_capture("check()")
+        _, _, fault = self._native.state(self._stream())
+        self._comm.raise_if_faulted()
+        if fault[1] > self._seen_fault:
+            self._seen_fault, self._unseen_fault = fault[1], 0
+            raise _call_fault(fault)
+
+    def _check_eager(self) -> None:
+        if not self._synchronous and not self.capturing:
+            self.check()
+
+    def _notice(self, fault: tuple[int, ...]) -> None:
+        if not self._synchronous and fault[1] > max(self._seen_fault, self._warned_fault):
+            self._unseen_fault = fault[1]
+
+    def _warn(self) -> None:
+        """Once per fault: whoever goes on without `check` works with zeros."""
+        call, self._warned_fault, self._unseen_fault = self._unseen_fault, self._unseen_fault, 0
+        warnings.warn(
+            f"call {call} on this op failed and its results are zeros; nobody has asked why: op.check() after each "
+            "step raises the cause, MORI_EP_SYNC_ERRORS=1 makes every call do so",
+            CallFaultWarning,
+            stacklevel=4,
+        )
+
+    def _refuse_capture(self, what: str) -> None:
+        if not self._synchronous and self.capturing:
+            raise RuntimeError(f"{what} waits for the device, which cannot be captured: do it after the graph's replay")
 
     def close(self) -> None:
         """Let go of the memory; later calls raise AttributeError. Views stay valid."""
@@ -203,7 +283,12 @@ class EpPlan:
         self._native.set_call_number(value)
 
     def set_test_delays(self, seed: int, longest_us: int) -> None:
-        """Make kernels pause at random places, up to `longest_us` microseconds each; 0 switches it off."""
+        """Make kernels pause at random places, up to `longest_us` microseconds each; 0 switches it off.
+
+        On GPUs only in a process with ENABLE_PROFILER=1: other kernels hold no code for it.
+        """
+        if not self._synchronous and not device_code.is_traced():
+            raise RuntimeError("kernels without ENABLE_PROFILER=1 cannot be delayed")
         self._native.set_test_delays(seed, longest_us)
 
     def _raise(self, outcome: _core.Outcome) -> None:
@@ -211,19 +296,31 @@ class EpPlan:
             self._comm.raise_if_faulted()
         if outcome == _core.Outcome.busy:
             raise RuntimeError("another thread is inside a call on this op: one op, one call at a time")
-        raise self._call_fault()
+        raise _call_fault(self._native.state(0)[2])
 
-    def _call_fault(self) -> CallFault:
-        kind, call, rank, expected, seen = self._native.last_fault
-        if kind == _RECEIVE_OVERFLOW:
-            return ReceiveOverflow(
-                f"call {call}: rank {rank} would receive {seen} rows, its buffers hold {expected}. Raise "
-                "max_total_recv_tokens (0 = no cap) or spread the routing"
-            )
-        return RowMismatch(
-            f"call {call}: rank {rank} passed {_describe(seen)}, lower ranks {_describe(expected)}: "
-            "dtype and row size must be equal on all ranks"
+
+def _launcher(shape: EpShape, comm: Communicator) -> _core.Launcher:
+    """How kernels are run on the device of the communicator."""
+    if comm.device.type == "cuda":
+        with torch.cuda.device(comm.device):
+            cubin = device_code.kernels(shape, target.current().arch)
+        return _core.Launcher.cuda(comm.device.index, cubin, shape.native)
+    threads = env.get("MORI_HOST_THREADS") or max(1, _cores() // shape.world_size)
+    oversubscribed = threads * shape.world_size > _cores()
+    return _core.Launcher.host(env.get("MORI_HOST_ISA"), threads, 0 if oversubscribed else _SPIN_NS)
+
+
+def _call_fault(fault: tuple[int, ...]) -> CallFault:
+    kind, call, rank, expected, seen = fault
+    if kind == _RECEIVE_OVERFLOW:
+        return ReceiveOverflow(
+            f"call {call}: rank {rank} would receive {seen} rows, its buffers hold {expected}. Raise "
+            "max_total_recv_tokens (0 = no cap) or spread the routing"
         )
+    return RowMismatch(
+        f"call {call}: rank {rank} passed {_describe(seen)}, lower ranks {_describe(expected)}: "
+        "dtype and row size must be equal on all ranks"
+    )
 
 
 def _describe(header: int) -> str:

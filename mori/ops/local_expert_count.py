@@ -33,11 +33,12 @@ def launch_local_expert_count(
     warp_per_block: int = -1,
     stream: int = 0,
 ) -> None:
-    """As `count_local_experts`, on raw host addresses.
+    """As `count_local_experts`, on raw addresses: of the current GPU's memory on GPU targets, else of the host's.
 
     config: any object with rank, num_experts_per_rank, num_experts_per_token, warp_num_per_block and block_num.
     indices_ptr: (count, K) int32; total_recv_token_num_ptr: int32 count; local_expert_count_ptr: (E,) int32, set.
-    block_num, warp_per_block: 0 or less means the config's. The result does not depend on them, nor on `stream`.
+    block_num, warp_per_block: 0 or less means the config's. The result does not depend on them.
+    stream: handle of the stream to work on, 0: the default one. On GPUs the count is read on the host: this waits.
     RuntimeError when they are 0 or less in both places.
     """
     blocks = block_num if block_num > 0 else config.block_num
@@ -47,6 +48,11 @@ def launch_local_expert_count(
             f"launch_local_expert_count requires positive block and warp settings, got {blocks} and {warps}: "
             "pass block_num and warp_per_block or set them in the config"
         )
+    with tensor_utils.on_stream(stream):
+        _count_at(config, indices_ptr, total_recv_token_num_ptr, local_expert_count_ptr)
+
+
+def _count_at(config: Any, indices_ptr: int, total_recv_token_num_ptr: int, local_expert_count_ptr: int) -> None:
     received = tensor_utils.from_gpu_ptr(total_recv_token_num_ptr, (1,), torch.int32)
     shape = (max(int(received), 0), config.num_experts_per_token)
     ids = tensor_utils.from_gpu_ptr(indices_ptr, shape, torch.int32)

@@ -35,7 +35,8 @@ def shmem_init_attr(flags: int, rank: int, nranks: int, unique_id: bytes) -> int
     """Collective: join the `nranks` ranks that hold the same `unique_id`, as `rank`. Returns 0.
 
     flags: MORI_SHMEM_INIT_WITH_UNIQUEID. unique_id: from `shmem_get_unique_id`. Reserves MORI_SHMEM_HEAP_SIZE bytes of
-    address space per rank. A second call with equal arguments returns 0 without effect.
+    address space per rank. On GPU targets the heap is on the calling thread's current GPU from now on, so call
+    torch.cuda.set_device first; each rank needs its own. A second call with equal arguments returns 0 without effect.
 
     RuntimeError: initialised already with other arguments, MPI asked for, or a unique id of another length.
     ValueError: rank or flags out of range. mori.ConfigMismatch: heap size or version differ between ranks.
@@ -104,9 +105,10 @@ def shmem_finalize() -> int:
 
 
 def shmem_module_init(module: Any) -> int:
-    """Always NotImplementedError: kernels of other modules can reach the heap on GPU targets only, not on this one."""
+    """Always NotImplementedError: device modules that call into shmem are not served by this version."""
     raise NotImplementedError(
-        "shmem_module_init is not available on the host target: there are no device modules to install state into"
+        "shmem_module_init is not available: the host target has no device modules, and on GPUs this version offers no "
+        "device-side shmem calls. Kernels of your own reach peers' memory by the addresses of shmem_ptr_p2p"
     )
 
 
@@ -127,16 +129,26 @@ def shmem_num_qp_per_pe() -> int:
 
 
 def shmem_barrier_all() -> None:
-    """Collective: returns when all ranks have entered. mori.PeerLost when one cannot come any more."""
+    """Collective: returns when all ranks have entered. mori.PeerLost when one cannot come any more.
+
+    A barrier of the host: it does not wait for GPUs.
+    """
     state.current().communicator.barrier()
 
 
 def shmem_barrier_on_stream(stream: Any = None) -> None:
     """Collective: a barrier in stream order. Calls are synchronous on CPUs, so there it is `shmem_barrier_all`.
 
-    stream: None (current), a torch stream or a raw handle; not looked at on CPUs.
+    stream: None (current), a torch stream or a raw handle; not looked at on CPUs. On GPUs this version waits for the
+    stream on the host and then for all ranks: what is enqueued afterwards comes after everything that any rank had
+    enqueued before. It cannot be captured into a graph.
     """
-    shmem_barrier_all()
+    communicator = state.current().communicator
+    if communicator.device.type != "cpu":
+        from mori.ops import streams
+
+        streams.synchronize(stream, communicator.device)
+    communicator.barrier()
 
 
 def shmem_malloc(size: int) -> int:
