@@ -107,7 +107,11 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
     const bool aborted = is_aborted<T>(own);
     const Verdict verdict = judge_word(found);
     if (verdict == Verdict::ready) return true;
-    if (aborted) return false;
+    if (aborted) {  // look once more: a word that came before the abort counts, for other blocks may have taken it
+      T::acquire_system();
+      found = order == Order::acquire ? T::load_acquire(word) : T::load_system(word);
+      return judge_word(found) == Verdict::ready;
+    }
     if (verdict == Verdict::ahead || farewell || waiter.patient()) {
       const Outlook outlook = examine<T>(context, peer, phase, expected, found, waiter.expired(), verdict, farewell);
       if (outlook == Outlook::hopeless) return false;

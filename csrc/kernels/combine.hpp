@@ -123,15 +123,8 @@ class Combine {
         }
       }
       if (chunks <= a.stagers) break;
-      chunk = a.stagers + claim();
+      chunk = a.stagers + s.claim();
     }
-  }
-
-  MORI_DEVICE u32 claim() {
-    t.sync_block();
-    if (t.thread() == 0) s.flags->drawn = T::add_device(&s.state->stage_ticket, 1);
-    t.sync_block();
-    return s.flags->drawn;
   }
 
   // Rows [begin, end) but for the own ones; when they are few, a row is split over several warps. Rows beyond those

@@ -15,6 +15,7 @@ namespace mori {
 inline namespace MORI_VARIANT {
 
 constexpr u32 dispatch_tile = 128;  // tokens whose positions a block keeps in its scratch memory at once
+constexpr u32 move_chunk_rows = 8;  // landed rows that a block moves before it claims more
 
 struct Slot {
   u32 rank;
@@ -89,16 +90,19 @@ class Dispatch {
     s.pass(Point::announced);
     if (staged() && s.agree(!s.aborted)) send_share<Pass::landing>();
     const bool heard = s.agree(!s.aborted && await_peers());
-    // The arrival is drawn here, for its latency to pass behind the copying: the block needs the call's state no more.
-    const u32 arrived = t.thread() == 0 ? T::add_device(&s.state->arrived, 1) : 0;
     s.pass(Point::heard);
     CallFault fault{};
     if (heard) fault = find_fault();
-    const bool delivers = heard && fault.kind == CallFaultKind::none;
+    const bool delivers = heard && fault.kind == CallFaultKind::none, moves = delivers && some_landed();
+    // Unless rows are to be moved, the block needs the call's state no more: the arrival's latency passes behind the
+    // copying.
+    u32 arrived = 0;
+    if (t.thread() == 0 && !moves) arrived = T::add_device(&s.state->arrived, 1);
     if (delivers) staged() ? send_share<Pass::map>() : send_share<Pass::direct>();
     s.pass(Point::copied);
     if (!staged() && heard) flag_rows();
-    if (MORI_MAY_STAGE != 0 && delivers) move_landed();
+    if (moves) move_landed();
+    if (t.thread() == 0 && moves) arrived = T::add_device(&s.state->arrived, 1);
     finish(arrived, heard, fault);
   }
 
@@ -416,20 +420,41 @@ class Dispatch {
     return true;
   }
 
-  // Every block moves its part of the rows that staged sources have landed here. It has flagged its own rows by now, so
-  // its wait holds nobody up.
+  MORI_DEVICE bool some_landed() const {
+    bool some = false;
+    MORI_ROLLED
+    for (u32 source = 0; source < s.world() && MORI_MAY_STAGE != 0; ++source) {
+      some |= s.live(source) && HeaderWord::has(scratch.header[source], header_staged_path);
+    }
+    return some;
+  }
+
+  // Rows that staged sources have landed here are moved in claimed chunks, by the blocks that find every block of this
+  // launch started. Only those may wait: the words they wait for come from blocks that run, or from peers that owe
+  // nothing to blocks of this rank which could not start. The last block to start always finds it so.
   MORI_DEVICE void move_landed() {
-    u32 base = 0;
+    t.sync_block();
+    if (t.thread() == 0) s.flags->drawn = T::add_device(&s.state->ticket, 0);
+    t.sync_block();
+    if (s.flags->drawn != t.blocks()) return;
+    u32 base = 0, chunks_before = 0, chunk = s.claim();
     MORI_ROLLED
     for (u32 source = 0; source < s.world(); base += scratch.from[source], ++source) {
       if (!s.live(source) || !HeaderWord::has(scratch.header[source], header_staged_path)) continue;
-      if (!s.agree(await_rows(source))) return;
-      T::acquire_wave();
-      const BlockShare moved(scratch.from[source] * items, t.block(), t.blocks());
-      MORI_ROLLED
-      for (u32 item = moved.begin + t.warp(); item < moved.end; item += t.warps()) {
-        move_item(landing_slot(source, item / items), base + item / items, item % items);
+      const u32 rows = scratch.from[source], chunks = (rows + move_chunk_rows - 1) / move_chunk_rows;
+      if (chunk - chunks_before < chunks) {
+        if (!s.agree(await_rows(source))) return;
+        T::acquire_wave();
       }
+      MORI_ROLLED
+      for (; chunk - chunks_before < chunks; chunk = s.claim()) {
+        const u32 begin = (chunk - chunks_before) * move_chunk_rows, end = smaller(rows, begin + move_chunk_rows);
+        MORI_ROLLED
+        for (u32 item = begin * items + t.warp(); item < end * items; item += t.warps()) {
+          move_item(landing_slot(source, item / items), base + item / items, item % items);
+        }
+      }
+      chunks_before += chunks;
     }
   }
 

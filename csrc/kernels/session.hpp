@@ -75,6 +75,14 @@ class Session {
     return flags->ticket;
   }
 
+  // The next chunk of work that is claimed, not tied to block numbers; by all threads of a block.
+  MORI_DEVICE u32 claim() {
+    target.sync_block();
+    if (target.thread() == 0) flags->drawn = T::add_device(&state->stage_ticket, 1);
+    target.sync_block();
+    return flags->drawn;
+  }
+
   // By one thread, when every block of this call has read the state and drawn its tickets for the last time.
   MORI_DEVICE void close_call(CallKind kind) {
     state->ticket = 0;
