@@ -79,8 +79,8 @@ def route(indices: Sequence[torch.Tensor | np.ndarray], experts_per_rank: int) -
     return Routing(world_size, tuple(destination), tuple(row), tuple(source), tuple(dropped))
 
 
-def flat_position(rank: int | np.ndarray, token: int | np.ndarray, world_size: int, max_tokens: int):
-    """The flat index of a token: its rank times W*M plus its number."""
+def flat_position(rank: np.ndarray, token: np.ndarray, world_size: int, max_tokens: int) -> np.ndarray:
+    """Flat indices of tokens: rank times W*M plus number of the token."""
     return rank * (world_size * max_tokens) + token
 
 

@@ -127,7 +127,7 @@ def test_no_process_outlives_its_pool():
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle ranks", "busy ranks"])
-def test_no_process_outlives_a_killed_parent(busy: bool):
+def test_no_process_outlives_a_killed_parent(busy: bool, tmp_path: Path):
     script = f"""
         from tests import test_ranks as this
         from tests.ranks import private_pool
@@ -140,6 +140,7 @@ def test_no_process_outlives_a_killed_parent(busy: bool):
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         cwd=REPOSITORY,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
