@@ -165,7 +165,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    os.environ.update(MORI_HOST_THREADS="1", OMP_NUM_THREADS="1", HOST_EP_LOAD=str(os.getloadavg()[0]))
+    os.environ.update(MORI_TARGET="host", MORI_HOST_THREADS="1", OMP_NUM_THREADS="1")
+    os.environ["HOST_EP_LOAD"] = str(os.getloadavg()[0])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for case in CASES:
         if arguments.ranks not in (None, case.ranks):

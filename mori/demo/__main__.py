@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--flip-bit", action="store_true", help="flip one bit before the check, to see it fail")
     arguments = parser.parse_args()
 
+    os.environ["MORI_TARGET"] = "host"  # this is the CPU text, whatever else the machine has
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # 8 ranks share the cores
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them on this machine, whatever its name resolves to
     with tempfile.TemporaryDirectory() as folder:
