@@ -198,6 +198,7 @@ void bind_plan(py::module_& module) {
       .def("synchronize", &EpPlan::synchronize, Unlocked())
       .def("stats", &stats_dict, py::arg("world_size"), py::arg("stream"))
       .def("clear_stats", &EpPlan::clear_stats, py::arg("stream"))
+      .def("set_staged_tokens", &EpPlan::set_staged_tokens, py::arg("most"))
       .def("set_call_number", &EpPlan::set_call_number)
       .def("set_test_delays", &EpPlan::set_test_delays, py::arg("seed"), py::arg("longest_us"));
 }

@@ -77,5 +77,10 @@ MORI_DEVICE Mask bits_below(u32 bit) {
 
 MORI_SHARED_CODE constexpr u64 divide_up(u64 value, u64 divisor) { return (value + divisor - 1) / divisor; }
 
+// Where one row goes: the address of its copy at one destination.
+struct RowTarget {
+  u8* address;
+};
+
 }  // namespace MORI_VARIANT
 }  // namespace mori

@@ -13,10 +13,6 @@
 namespace mori {
 inline namespace MORI_VARIANT {
 
-struct RowTarget {
-  u8* address;
-};
-
 extern __shared__ __align__(16) u8 mori_block_scratch[];
 
 class CudaTarget {

@@ -34,11 +34,6 @@ void mori_host_sleep_ns(unsigned long long ns);
 namespace mori {
 inline namespace MORI_VARIANT {
 
-// Where one row goes: the address of its copy at one destination.
-struct RowTarget {
-  u8* address;
-};
-
 struct HostPlace {
   u32 block;
   u32 blocks;

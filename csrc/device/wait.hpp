@@ -109,6 +109,7 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
     if (verdict == Verdict::ready) return true;
     if (aborted) {  // look once more: a word that came before the abort counts, for other blocks may have taken it
       T::acquire_system();
+      if (context.twin != nullptr) T::store_system(&context.twin->device_cause, T::load_system(&own->abort_cause));
       found = order == Order::acquire ? T::load_acquire(word) : T::load_system(word);
       return judge_word(found) == Verdict::ready;
     }

@@ -74,6 +74,7 @@ Outcome EpPlan::dispatch(const DispatchCall& call, const LaunchHints& hints) {
   args.row_bytes = call.row_bytes;
   args.scale_bytes = call.scale_bytes;
   args.dtype = call.dtype;
+  args.staged = i64(call.tokens) <= staged_tokens_ ? 1 : 0;
   args.parts = grid.parts;
   args.streaming = launcher_->streams(u64(call.tokens) * call.row_bytes) ? 1 : 0;
   const u64 scratch_bytes = DispatchScratch::bytes(args_.shape.world_size, grid.warps);

@@ -58,6 +58,8 @@ class EpPlan {
   // incoming ones are rewritten to carry that number.
   void set_call_number(u64 call);
   void set_test_delays(u32 seed, u32 longest_us);
+  // Dispatches of at most so many tokens take the staged path; -1: none. Needs landing areas in the layout.
+  void set_staged_tokens(i64 most) { staged_tokens_ = args_.shape.may_stage != 0 ? most : -1; }
 
  private:
   u64 offset(RegionId id) const { return args_.window + args_.layout.of(id); }
@@ -68,6 +70,7 @@ class EpPlan {
   std::shared_ptr<Launcher> launcher_;
   EpArgs args_{};
   std::optional<u32> last_tokens_;
+  i64 staged_tokens_ = -1;
   bool captured_ = false;  // a dispatch, at any time
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };

@@ -39,6 +39,7 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
 
     if env.get("MORI_ENABLE_SDMA"):
         warnings.warn("MORI_ENABLE_SDMA has no effect: mori moves rows by kernels only", RuntimeWarning, stacklevel=4)
+    path = env.get("MORI_EP_PATH") or "direct"
     shape = engine.EpShape(
         world_size=limits.world_size,
         rank=limits.rank,
@@ -50,6 +51,7 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
         experts_per_rank=limits.experts_per_rank,
         topk=limits.topk,
         max_recv_tokens=limits.receive_rows,
+        may_stage=path != "direct",
     )
     layout = engine.layout(shape)
     allocation = session.communicator.allocate_symmetric(
@@ -57,6 +59,7 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
     )
     try:
         plan = engine.EpPlan(shape, session.communicator, allocation)
+        plan.set_path(path)
     except BaseException:
         allocation.close()
         raise

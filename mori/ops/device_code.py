@@ -26,6 +26,7 @@ def spec(shape: EpShape, arch: str, traced: bool = False) -> jit.Spec:
             "MORI_FIXED_TOPK": shape.topk,
             "MORI_FIXED_EXPERTS_PER_RANK": shape.experts_per_rank,
             "MORI_FIXED_MAX_TOKENS": shape.max_tokens,
+            "MORI_MAY_STAGE": shape.may_stage,
             "MORI_TRACED": traced,
         },
         target="cuda",

@@ -30,6 +30,8 @@ _ARITHMETIC = {torch.float32: 1, torch.bfloat16: 2}  # csrc/layout/launch.hpp
 _RECEIVE_OVERFLOW = 1  # csrc/layout/ep_layout.hpp
 _GOOD = (_core.Outcome.done, _core.Outcome.enqueued)
 
+_STAGED_TOKENS = {"direct": -1, "auto": 32, "staged": 1 << 32}
+
 _dtype_code = functools.cache(dtype_to_int)
 
 
@@ -47,6 +49,7 @@ class EpShape:
     experts_per_rank: int
     topk: int
     max_recv_tokens: int
+    may_stage: bool = False  # landing areas for the staged path
 
     @property
     def native(self) -> _core.EpShape:
@@ -277,6 +280,13 @@ class EpPlan:
         self.__dict__.pop("_native", None)
 
     # Test hooks: see csrc/ops/ep_plan.hpp.
+
+    def set_path(self, path: str) -> None:
+        """How this rank's dispatches move rows: "direct", "staged", or "auto" (staged when tokens are few).
+
+        Needs a shape that may stage; without one every dispatch is direct. Ranks may differ, and so may calls.
+        """
+        self._native.set_staged_tokens(_STAGED_TOKENS[path])
 
     def set_call_number(self, value: int) -> None:
         """On every rank, between two barriers: make `value` the number of the last call."""
