@@ -1,6 +1,5 @@
 """Types of the native core (csrc/bindings)."""
 
-from enum import Enum
 from typing import Any
 
 MAX_WORLD_SIZE: int
@@ -79,13 +78,6 @@ class EpShape:
     ) -> None: ...
     def regions(self) -> tuple[list[tuple[str, int, int, int]], int]: ...
 
-class Outcome(Enum):
-    done = 0
-    call_fault = 1
-    aborted = 2
-    busy = 3
-    enqueued = 4
-
 class Launcher:
     @staticmethod
     def host(isa: str, threads: int, spin_ns: int) -> Launcher: ...
@@ -110,7 +102,7 @@ class EpPlan:
         block_num: int,
         warps: int,
         stream: int,
-    ) -> Outcome: ...
+    ) -> int: ...
     def combine(
         self,
         input: int,
@@ -124,7 +116,7 @@ class EpPlan:
         block_num: int,
         warps: int,
         stream: int,
-    ) -> Outcome: ...
+    ) -> int: ...
     @property
     def dispatched_tokens(self) -> int | None: ...
     @property

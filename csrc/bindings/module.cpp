@@ -141,13 +141,6 @@ void bind_plan(py::module_& module) {
            py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"), py::arg("may_stage") = false)
       .def("regions", &layout_regions);
 
-  py::enum_<Outcome>(module, "Outcome")
-      .value("done", Outcome::done)
-      .value("call_fault", Outcome::call_fault)
-      .value("aborted", Outcome::aborted)
-      .value("busy", Outcome::busy)
-      .value("enqueued", Outcome::enqueued);
-
   // How kernels are run, for one plan.
   py::class_<Launcher, std::shared_ptr<Launcher>>(module, "Launcher")
       .def_static(
@@ -177,17 +170,17 @@ void bind_plan(py::module_& module) {
           "dispatch",
           [](EpPlan& self, u64 input, u64 weights, u64 scales, u64 indices, u32 tokens, u32 row_bytes, u32 scale_bytes,
              u32 dtype, int block_num, int warps, u64 stream) {
-            return self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype},
-                                 {block_num, warps, stream});
+            return int(self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype},
+                                     {block_num, warps, stream}));
           },
           Unlocked())
       .def(
           "combine",
           [](EpPlan& self, u64 input, u64 weights, u32 input_rows, u32 weight_rows, u32 tokens, u32 row_bytes,
              u32 dtype, u32 arithmetic, int block_num, int warps, u64 stream) {
-            return self.combine(
+            return int(self.combine(
                 {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)},
-                {block_num, warps, stream});
+                {block_num, warps, stream}));
           },
           Unlocked())
       .def_property_readonly("dispatched_tokens", &EpPlan::dispatched_tokens)

@@ -134,7 +134,7 @@ class CudaTarget {
                    : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                    : "l"(from));
     }
-    MORI_DEVICE void store(u8* to) const {
+    MORI_DEVICE void store(u8* to, bool = false) const {
       asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
                    "r"(word[2]), "r"(word[3])
                    : "memory");

@@ -170,15 +170,24 @@ class HostTarget {
     for (u32 i = 0; i < 4; ++i) to[i] = i < left ? from[i] : -1;
   }
 
+  // A row being read is left where it is: copying it first would only cost stores and their forwarding.
   template <class Stored>
   struct Vector {
     static constexpr u32 elements = vector_bytes / sizeof(Stored);
-    Stored element[elements];
+    const u8* source;
+    alignas(64) Stored element[elements];
 
-    Stored get(u32 e) const { return element[e]; }
+    void load(const u8* from) { source = from; }
+    Stored get(u32 e) const {
+      Stored value;
+      __builtin_memcpy(&value, source + e * sizeof(Stored), sizeof value);
+      return value;
+    }
     void set(u32 e, Stored value) { element[e] = value; }
-    void load(const u8* from) { __builtin_memcpy(element, from, sizeof element); }
-    void store(u8* to) const { __builtin_memcpy(to, element, sizeof element); }
+    void store(u8* to, bool streaming) const {
+      const u8* from = reinterpret_cast<const u8*>(element);
+      streaming ? copy_streaming(to, from, vector_bytes) : void(__builtin_memcpy(to, from, vector_bytes));
+    }
   };
 
   static u64 ticks() { return mori_host_clock_ns(); }

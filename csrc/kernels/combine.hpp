@@ -310,19 +310,23 @@ class Combine {
     for (u32 i = 0; i < count; i += 2) {
       const u8* row = sources[i].row;
       const u8* next = i + 1 < count ? sources[i + 1].row : nullptr;
+      if (row == nullptr) row = next, next = nullptr;
       Vector held[flight], held_next[flight];
       fetch(held, row, at, end, stride);
       fetch(held_next, next, at, end, stride);
-      if (row != nullptr) add(sum, held);
-      if (next != nullptr) add(sum, held_next);
+      if (row != nullptr && next != nullptr) {
+        add(sum, held, held_next);
+      } else if (row != nullptr) {
+        add(sum, held);
+      }
     }
     MORI_UNROLL
     for (u32 v = 0; v < flight; ++v) {
       if (at + v * stride >= end) break;
-      Vector rounded{};
+      Vector rounded;
       MORI_UNROLL
       for (u32 e = 0; e < Vector::elements; ++e) rounded.set(e, Codec::encode(sum[v][e]));
-      rounded.store(out + at + v * stride);
+      rounded.store(out + at + v * stride, a.streaming != 0);
     }
   }
 
@@ -341,6 +345,19 @@ class Combine {
     for (u32 v = 0; v < flight; ++v) {
       MORI_UNROLL
       for (u32 e = 0; e < Vector::elements; ++e) sum[v][e] += Codec::decode(held[v].get(e));
+    }
+  }
+
+  // The same as adding one after the other, but the sums are touched once.
+  template <u32 flight>
+  MORI_DEVICE void add(float (&sum)[flight][Vector::elements], const Vector (&first)[flight],
+                       const Vector (&second)[flight]) {
+    MORI_UNROLL
+    for (u32 v = 0; v < flight; ++v) {
+      MORI_UNROLL
+      for (u32 e = 0; e < Vector::elements; ++e) {
+        sum[v][e] = sum[v][e] + Codec::decode(first[v].get(e)) + Codec::decode(second[v].get(e));
+      }
     }
   }
 

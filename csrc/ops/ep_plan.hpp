@@ -12,8 +12,9 @@
 
 namespace mori {
 
-// `enqueued`: on a GPU, whose state tells more once the stream has got there.
-enum class Outcome { done, call_fault, aborted, busy, enqueued };
+// How a call ended; positive values are failures. `enqueued`: on a GPU, whose state tells more once the stream has got
+// there. Numbers are mirrored in mori/ops/engine.py.
+enum class Outcome : int { enqueued = -1, done = 0, call_fault = 1, aborted = 2, busy = 3 };
 
 // How and where to launch; of no concern to the host target.
 struct LaunchHints {

@@ -31,6 +31,7 @@ def test_the_shape_is_fixed_by_constants() -> None:
         "MORI_FIXED_TOPK": "6",
         "MORI_FIXED_EXPERTS_PER_RANK": "32",
         "MORI_FIXED_MAX_TOKENS": "128",
+        "MORI_MAY_STAGE": "0",
         "MORI_TRACED": "0",
     }
     assert (spec.target, spec.arch, spec.kernels) == (
