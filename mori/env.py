@@ -257,6 +257,12 @@ def get(name: str) -> Any:
         raise ValueError(f"{name}={text!r} is not valid: expected {variable.kind.accepted}") from None
 
 
+def put(name: str, value: str) -> None:
+    """Set a variable of the table for this process and those it starts. ValueError if the value is malformed."""
+    VARIABLES[name].kind.parse(value)
+    os.environ[name] = value
+
+
 def warn_unknown() -> None:
     """Warn, once per process, about each MORI_* variable that is set but not in the table, with the nearest match."""
     global _warned

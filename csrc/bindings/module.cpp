@@ -17,6 +17,23 @@ namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
+// Runs a call without the interpreter's lock. If a signal handler raised meanwhile, that is what the call raises.
+template <class Call>
+int unlocked(Call call) {
+  Outcome outcome;
+  {
+    const py::gil_scoped_release release;
+    outcome = call();
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return int(outcome);
+}
+
+bool signal_raised() {
+  const py::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
 const char* const region_names[] = {
     "control",        "dispatch_rows",   "dispatch_weights",   "dispatch_scales", "dispatch_indices", "dispatch_source",
     "received_count", "combine_in_rows", "combine_in_weights", "combine_rows",    "combine_weights",  "sender_map",
@@ -166,23 +183,23 @@ void bind_plan(py::module_& module) {
            }),
            py::arg("communicator"), py::arg("memory"), py::arg("shape"), py::arg("launcher"), py::arg("timeout_ns"))
       .def("prepare", &EpPlan::prepare, Unlocked())
-      .def(
-          "dispatch",
-          [](EpPlan& self, u64 input, u64 weights, u64 scales, u64 indices, u32 tokens, u32 row_bytes, u32 scale_bytes,
-             u32 dtype, int block_num, int warps, u64 stream) {
-            return int(self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype},
-                                     {block_num, warps, stream}));
-          },
-          Unlocked())
-      .def(
-          "combine",
-          [](EpPlan& self, u64 input, u64 weights, u32 input_rows, u32 weight_rows, u32 tokens, u32 row_bytes,
-             u32 dtype, u32 arithmetic, int block_num, int warps, u64 stream) {
-            return int(self.combine(
-                {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)},
-                {block_num, warps, stream}));
-          },
-          Unlocked())
+      .def("dispatch",
+           [](EpPlan& self, u64 input, u64 weights, u64 scales, u64 indices, u32 tokens, u32 row_bytes, u32 scale_bytes,
+              u32 dtype, int block_num, int warps, u64 stream) {
+             return unlocked([&] {
+               return self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype},
+                                    {block_num, warps, stream});
+             });
+           })
+      .def("combine",
+           [](EpPlan& self, u64 input, u64 weights, u32 input_rows, u32 weight_rows, u32 tokens, u32 row_bytes,
+              u32 dtype, u32 arithmetic, int block_num, int warps, u64 stream) {
+             return unlocked([&] {
+               return self.combine(
+                   {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)},
+                   {block_num, warps, stream});
+             });
+           })
       .def_property_readonly("dispatched_tokens", &EpPlan::dispatched_tokens)
       .def_property_readonly("synchronous", [](const EpPlan& self) { return self.launcher().synchronous(); })
       .def_property_readonly("runs_on", [](const EpPlan& self) { return self.launcher().description(); })
@@ -200,6 +217,7 @@ void bind_plan(py::module_& module) {
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "Native core of mori.";
+  mori_host::interrupted = signal_raised;
   bind_memory(module);
   bind_communicator(module);
   bind_plan(module);

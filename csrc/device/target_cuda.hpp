@@ -95,6 +95,7 @@ class CudaTarget {
     // True about every 20 microseconds: time for the checks that reach beyond this GPU.
     MORI_DEVICE bool patient() const { return patient_; }
     MORI_DEVICE bool expired() const { return waited_ns_ > timeout_ns_; }
+    MORI_DEVICE static bool interrupted() { return false; }
 
    private:
     u64 timeout_ns_, start_ns_ = 0, last_ns_ = 0, waited_ns_ = 0;

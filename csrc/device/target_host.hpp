@@ -29,6 +29,7 @@ unsigned long long mori_host_clock_ns();
 void mori_host_futex_wait(unsigned int* word, unsigned int value, unsigned long long timeout_ns);
 void mori_host_futex_wake_all(unsigned int* word);
 void mori_host_sleep_ns(unsigned long long ns);
+bool mori_host_interrupted();
 }
 
 namespace mori {
@@ -128,10 +129,15 @@ class HostTarget {
       if (start_ns_ == 0) start_ns_ = now;
       waited_ns_ = now - start_ns_;
       sleepy_ = waited_ns_ >= spin_ns_;
+      if (waited_ns_ >= next_look_ns_) {  // a signal handler of the caller's language may want to end the call
+        next_look_ns_ = waited_ns_ + longest_nap_ns;
+        interrupted_ = waited_ns_ != 0 && mori_host_interrupted();
+      }
     }
 
     bool patient() const { return sleepy_; }  // waited long enough for the rarer checks
     bool expired() const { return waited_ns_ > timeout_ns_; }
+    bool interrupted() const { return interrupted_; }
 
    private:
     static constexpr u64 longest_nap_ns = 100'000'000;  // bounds the cost of a doorbell lost with its ringer
@@ -148,9 +154,9 @@ class HostTarget {
 
     CommControl* own_;
     u64 start_ns_, spin_ns_, timeout_ns_;
-    u64 waited_ns_ = 0;
+    u64 waited_ns_ = 0, next_look_ns_ = longest_nap_ns;
     u32 value_ = 0, turns_ = 0;
-    bool armed_ = false, sleepy_ = false;
+    bool armed_ = false, sleepy_ = false, interrupted_ = false;
   };
 
   // Bytes [begin, end) of one row to every target. The row comes from memory once: for the second target it is

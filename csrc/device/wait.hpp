@@ -61,7 +61,7 @@ enum class Outlook : u32 { hopeful, farewell, hopeless };
 // stores its last words before its farewell, so after seeing that the caller looks at the word once more.
 template <class T>
 MORI_RARE Outlook examine(WaitContext context, u32 peer, Phase phase, u64 expected, u64 found, bool expired,
-                          Verdict verdict, bool farewell_seen) {
+                          bool interrupted, Verdict verdict, bool farewell_seen) {
   CommControl* own = context.symmetric.control(context.symmetric.rank);
   if (is_aborted<T>(own)) return Outlook::hopeless;
   if (context.twin != nullptr) {
@@ -75,6 +75,9 @@ MORI_RARE Outlook examine(WaitContext context, u32 peer, Phase phase, u64 expect
   const CommControl* told = context.twin != nullptr ? context.twin : own;
   if (verdict == Verdict::ahead) {
     trouble = AbortKind::out_of_step;
+  } else if (interrupted) {  // this rank breaks off: to its peers it has left
+    trouble = AbortKind::peer_left;
+    peer = context.symmetric.rank;
   } else if (farewell_seen) {
     trouble = AbortKind::peer_left;
   } else if (T::load_system(&told->peer_state[peer]) == u32(PeerState::left)) {
@@ -114,7 +117,8 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
       return judge_word(found) == Verdict::ready;
     }
     if (verdict == Verdict::ahead || farewell || waiter.patient()) {
-      const Outlook outlook = examine<T>(context, peer, phase, expected, found, waiter.expired(), verdict, farewell);
+      const Outlook outlook =
+          examine<T>(context, peer, phase, expected, found, waiter.expired(), waiter.interrupted(), verdict, farewell);
       if (outlook == Outlook::hopeless) return false;
       farewell = outlook == Outlook::farewell;
       if (farewell) continue;

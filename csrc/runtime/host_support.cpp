@@ -10,6 +10,10 @@
 
 #include "host_variant.hpp"
 
+namespace mori_host {
+bool (*interrupted)() = nullptr;
+}
+
 extern "C" {
 
 void mori_host_kernel_baseline(unsigned, const void*, const void*);
@@ -35,6 +39,8 @@ void mori_host_futex_wait(unsigned int* word, unsigned int value, unsigned long 
 void mori_host_futex_wake_all(unsigned int* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
+
+bool mori_host_interrupted() { return mori_host::interrupted != nullptr && mori_host::interrupted(); }
 
 void mori_host_sleep_ns(unsigned long long ns) {
   const timespec duration = timespec_of(ns);

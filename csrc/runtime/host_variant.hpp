@@ -13,6 +13,9 @@ struct Variant {
   KernelFunction run;
 };
 
+// Asked now and then by waits: does the calling thread want to break off? Set once, by the binding.
+extern bool (*interrupted)();
+
 // The best variant this CPU can run, or the one named ("auto", "baseline", "avx2", "avx512").
 // Throws std::invalid_argument for a name that was not built or that the CPU lacks.
 Variant select_variant(const char* name);

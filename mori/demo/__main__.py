@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mori import env
+
 # Importing torch makes hundreds of thousands of objects that all stay. With the cycle collector off it takes a quarter
 # less time, and most of this program's time is nine imports of torch; mori.demo.example switches it on again.
 gc.disable()
@@ -21,7 +23,7 @@ def main() -> int:
     parser.add_argument("--flip-bit", action="store_true", help="flip one bit before the check, to see it fail")
     arguments = parser.parse_args()
 
-    os.environ["MORI_TARGET"] = "host"  # this is the CPU text, whatever else the machine has
+    env.put("MORI_TARGET", "host")  # this is the CPU text, whatever else the machine has
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # 8 ranks share the cores
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all of them on this machine, whatever its name resolves to
     with tempfile.TemporaryDirectory() as folder:

@@ -193,6 +193,7 @@ def out_of_step(context: RankContext) -> tuple[str, str]:
     for number in range(3):
         play(op, context.rank, Round(number, context.world_size, shape))
     ids, rows = torch.zeros(2, shape.topk, dtype=torch.int32), torch.ones(2, shape.hidden)
+    context.barrier()  # else a fast pair could end the last good round of a slow rank
     try:
         if context.rank == 0:
             op.dispatch(rows, None, None, ids)
@@ -217,6 +218,38 @@ def test_dispatch_that_meets_combine(world_size: int):
             assert name == "OutOfStep"
             assert "dispatch" in text and "combine" in text
             assert "7" in text, "the call number is missing"
+
+
+def breaks_off(context: RankContext) -> tuple[float, str]:
+    """Rank 0 is interrupted in a call that its peers do not make; they find out."""
+    import mori
+
+    op = new_op(context, Shape())
+    play(op, context.rank, Round(0, context.world_size, Shape()))
+    context.barrier()
+    started = time.monotonic()
+    if context.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            op.dispatch(torch.ones(2, 8), None, None, torch.zeros(2, 4, dtype=torch.int32))
+        except KeyboardInterrupt:
+            return time.monotonic() - started, "interrupted"
+        raise AssertionError("the call went on")
+    while time.monotonic() < started + 10:
+        try:
+            op.check()
+        except mori.PeerLost as error:
+            return time.monotonic() - started, f"rank {error.peer} {error.reason}"
+        time.sleep(0.01)
+    raise AssertionError("nobody told this rank")
+
+
+def test_an_interrupt_ends_a_wait_and_peers_learn_of_it():
+    with private_pool(3) as ranks:
+        outcomes = ranks.run(breaks_off, timeout_s=20)
+    assert [text for _, text in outcomes] == ["interrupted", *2 * ["rank 0 left the communicator"]]
+    assert max(seconds for seconds, _ in outcomes) < 2.0
 
 
 def never_calls(context: RankContext, silent: int, phase: str) -> dict | None:
