@@ -305,7 +305,12 @@ class Combine {
   // Several vectors of a lane at once, and two rows at once, keep loads under way; the order of addition stays.
   MORI_DEVICE void add_vectors(const RowSource* sources, u32 count, u8* out, u32 at, u32 end, u32 stride) {
     constexpr u32 flight = T::vectors_in_flight;
-    float sum[flight][Vector::elements] = {};
+    float sum[flight][Vector::elements];
+    MORI_UNROLL
+    for (u32 v = 0; v < flight; ++v) {
+      MORI_UNROLL
+      for (u32 e = 0; e < Vector::elements; ++e) sum[v][e] = 0.0f;
+    }
     MORI_ROLLED
     for (u32 i = 0; i < count; i += 2) {
       const u8* row = sources[i].row;
