@@ -1,7 +1,8 @@
 """The steps of a dispatch, direct and staged: csrc/kernels/dispatch.hpp and the waits of rendezvous.hpp.
 
-send (first block) -> land, if staged -> wait -> flag, if direct -> move, if any source staged -> rows wait (last block
-to arrive).  `detail` of a block: what is sent so far; from the wait on, (what it decided, whether it arrived last).
+send (first block) -> land, if staged -> wait -> flag, if direct -> check, landed wait and move of each claimed chunk,
+arrive, if any source staged -> rows wait (last block to arrive).  A chunk is the one row of a source.  `detail` of a
+block: what is sent so far; from the wait on, (what it decided, whether it arrived last or None if it has not arrived).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from .explorer import Violation
 from .program import DISPATCH, Matrix
-from .turn import CARRIED_AT, LANDING, OUT, Handler, OutOfStep, Turn, dispatched_row, value_of
+from .turn import CARRIED_AT, CLAIMED, LANDING, OUT, STARTED, Handler, OutOfStep, Turn, dispatched_row, value_of
 
 WIDE, WITH_WEIGHTS, CHUNKED, STAGED = 2, 4, 8, 16  # bits of a header's value, above the kind of the call
 BLOCK_COUNT, HEADER = 3, 4  # words of a burst behind the at most three columns of counts
@@ -107,7 +108,8 @@ def flag_peers(turn: Turn, first: int, what: str) -> int:
 
 
 def wait(turn: Turn) -> bool:
-    """The rendezvous: all words of this call from every live peer, in every block; then the block arrives."""
+    """The rendezvous: all words of this call from every live peer, in every block; then the block arrives, unless there
+    are landed rows to move."""
     at, has, ranks = turn.at, turn.has, turn.at.ranks
     waits = turn.block == 0 or has["wait.dispatch_every_block"]
     header_parity = turn.parity("parity.header", turn.call)
@@ -137,13 +139,24 @@ def wait(turn: Turn) -> bool:
         raise Violation(
             f"rank {turn.rank} decides {decided.fault!r} in call {turn.call}, every rank must decide {wanted!r}"
         )
-    last = turn.arrive("claim.dispatch_last_block", turn.block)
-    turn.what = "dispatch wait over, arrives" + (" last" if last else "")
+    turn.what, last = "dispatch wait over", None
+    if not moves(turn, decided) or not turn.has["claim.arrive_after_move"]:
+        last = arrive(turn)
     if turn.place in turn.program.staged:
         after_flag(turn, decided, last)
     else:
         turn.step, turn.detail = "dispatch flag", (decided, last, 0)
     return True
+
+
+def arrive(turn: Turn) -> bool:
+    last = turn.arrive("claim.dispatch_last_block", turn.block)
+    turn.what += ", arrives" + (" last" if last else "")
+    return last
+
+
+def moves(turn: Turn, decided: Decided) -> bool:
+    return bool(decided.staged) and not (decided.fault and turn.has["check.fault_before_move"])
 
 
 def decide(turn: Turn, header_parity: int, count_parity: int, blocks_parity: int) -> Decided:
@@ -199,16 +212,16 @@ def flag(turn: Turn) -> bool:
     return True
 
 
-def after_flag(turn: Turn, decided: Decided, last: bool) -> None:
-    if decided.staged and not (decided.fault and turn.has["check.fault_before_move"]):
-        turn.step, turn.detail = "dispatch landed wait", (decided, last)
+def after_flag(turn: Turn, decided: Decided, last: bool | None) -> None:
+    if moves(turn, decided):
+        turn.step, turn.detail = "dispatch check", (decided, last)
     else:
         after_move(turn, decided, last)
 
 
-def after_move(turn: Turn, decided: Decided, last: bool) -> None:
-    turn.step, turn.detail = "dispatch rows wait", (decided, last)
-    if not last:
+def after_move(turn: Turn, decided: Decided, last: bool | None) -> None:
+    turn.step, turn.detail = "dispatch arrive" if last is None else "dispatch rows wait", (decided, last)
+    if last is False:
         turn.done()
 
 
@@ -218,33 +231,59 @@ def rows_words(turn: Turn, decided: Decided, source: int) -> list[int]:
     return [turn.at.rows_word(turn.rank, parity, source, block) for block in blocks]
 
 
+def check(turn: Turn) -> bool:
+    """Only a block that finds all blocks of the launch started moves rows: it may wait for any of them."""
+    if turn.kernel[STARTED] == turn.grid or not turn.has["check.all_started"]:
+        turn.what = "dispatch finds all blocks started"
+        claim(turn)
+    else:
+        turn.what = "dispatch finds blocks not started, moves nothing"
+        after_move(turn, *turn.detail)
+    return True
+
+
+def claim(turn: Turn) -> None:
+    """The next source with a landed row for this rank.  All are started, or all are claimed, for the rest of the call;
+    so nothing is lost by claiming in the step of the check or of a move, and by arriving in it if nothing is left."""
+    decided, last = turn.detail
+    chunk, sources = turn.kernel[CLAIMED], [s for s in decided.staged if decided.matrix[s][turn.rank]]
+    if chunk < len(sources) and (turn.has["claim.any_mover"] or (chunk + 1) % turn.grid == turn.block):
+        turn.set_kernel(claimed=chunk + 1)
+        turn.what += f", claims the landed row of rank {sources[chunk]}"
+        turn.step, turn.detail = "dispatch landed wait", (decided, last, sources[chunk])
+    else:
+        turn.what += ", finds all landed rows claimed"
+        after_move(turn, decided, arrive(turn) if last is None else last)
+
+
 def landed_wait(turn: Turn) -> bool:
-    """All rows of staged sources are in the landing area.  The kernel takes source after source; here none is moved
-    before all are there."""
-    decided, _ = turn.detail
-    sources = [s for s in decided.staged if s != turn.rank or turn.has["own.landed"]]
-    words = [word for source in sources for word in rows_words(turn, decided, source)]
+    """All rows of the claimed row's source are in the landing area, its own rank's included."""
+    decided, _, source = turn.detail
+    words = rows_words(turn, decided, source) if source != turn.rank or turn.has["own.landed"] else []
     if turn.has["wait.landed"] and not all(turn.ready(word) for word in words):
         return False
     for word in words:
         turn.hear(word)
     turn.acquire("acquire.landed_rows")
-    turn.step, turn.what = "dispatch move", "dispatch finds all rows landed"
+    turn.step, turn.what = "dispatch move", f"dispatch finds the rows of rank {source} landed"
     return True
 
 
 def move(turn: Turn) -> bool:
-    """Rows of staged sources from the landing area to their final slots, this block's share: rows of other blocks'
-    destinations, so that each block moves what another has landed."""
-    decided, last = turn.detail
-    area, matrix = LANDING + turn.parity("parity.landing", turn.call), decided.matrix
-    for source in decided.staged:
-        if matrix[source][turn.rank] and (source + 1) % turn.grid == turn.block:
-            row = dispatched_row(turn.index, source)
-            turn.read(area, turn.rank, source, row)
-            turn.write(OUT, turn.rank, sum(matrix[s][turn.rank] for s in range(source)), row)
-    turn.what = "dispatch moves landed rows"
-    after_move(turn, decided, last)
+    """The claimed row from the landing area to its final slot."""
+    decided, last, source = turn.detail
+    area, row = LANDING + turn.parity("parity.landing", turn.call), dispatched_row(turn.index, source)
+    turn.read(area, turn.rank, source, row)
+    turn.write(OUT, turn.rank, sum(decided.matrix[s][turn.rank] for s in range(source)), row)
+    turn.what = f"dispatch moves the landed row of rank {source}"
+    turn.detail = (decided, last)
+    claim(turn)
+    return True
+
+
+def arrive_after_move(turn: Turn) -> bool:
+    turn.what = "dispatch leaves the moving to others"
+    after_move(turn, turn.detail[0], arrive(turn))
     return True
 
 
@@ -272,14 +311,13 @@ def rows_wait(turn: Turn) -> bool:
 
 
 def leave(turn: Turn) -> None:
-    """What a block does whose wait has failed.  It sends no rows words; the last to arrive closes the call, without
-    rows."""
-    if turn.step in ("dispatch enter", "dispatch wait"):
-        last = turn.arrive("claim.dispatch_last_block", turn.block)
-    else:
-        last = turn.detail[1]
+    """What a block does whose wait has failed.  Before it has heard from all it sends no rows words; while it moves, it
+    moves no more rows.  The last to arrive closes the call, without rows."""
     turn.set_kernel(gave_up=1)
-    if last:
+    if turn.step == "dispatch landed wait":
+        after_move(turn, *turn.detail[:2])
+        return
+    if turn.step == "dispatch rows wait" or arrive(turn):
         turn.close_call(False, 0, (-1,) * turn.at.ranks)
     turn.done()
 
@@ -289,7 +327,9 @@ HANDLERS: dict[str, Handler] = {
     "dispatch land": (land, (0,)),
     "dispatch wait": (wait, (0,)),
     "dispatch flag": (flag, (0,)),
+    "dispatch check": (check, (0,)),
     "dispatch landed wait": (landed_wait, (0,)),
     "dispatch move": (move, (0,)),
+    "dispatch arrive": (arrive_after_move, (0,)),
     "dispatch rows wait": (rows_wait, (0,)),
 }

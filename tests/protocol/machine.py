@@ -18,6 +18,7 @@ from .turn import (
     RANK_ENDED,
     RECORD,
     ROWS,
+    STARTED,
     Handler,
     Layout,
     OutOfStep,
@@ -52,11 +53,13 @@ class Machine:
         self.handlers.update(dict.fromkeys(ENTER.values(), (self.enter, (0,))))
         self.first_steps = {DISPATCH: dispatch.first_step, COMBINE: combine.first_step}
         self.leave = {DISPATCH: dispatch.leave, COMBINE: combine.leave}
-        self.sorts_blocks = program.blocks > 1 and not program.one_resident
+        self.sorts_blocks = program.blocks > 1 and not program.resident
         # block 0 is the block that took ticket 0, so the one that runs first; without tickets it may be the last
         self.order = range(program.blocks) if self.has["claim.ticket"] else range(program.blocks - 1, -1, -1)
-        # a block that stages alone draws chunks that nobody else looks at: such steps are taken at once
+        # a block that stages or moves alone draws what nobody else looks at: such steps are taken at once
         self.private = frozenset({"combine claim"} if program.stagers == 1 else ())
+        if program.blocks == 1:
+            self.private |= {"dispatch check"}
 
     # -- System -------------------------------------------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class Machine:
         for rank in self.program.live:
             if not state[at.alive + rank]:
                 continue
-            ended = True
+            ended, places = True, self.program.resident[rank] if self.program.resident else at.blocks
             for block in self.order:
                 step = state[at.block + rank * at.blocks + block][0]
                 if step == RANK_ENDED:
@@ -93,7 +96,8 @@ class Machine:
                 if taken and step in self.private:
                     return iter(taken)
                 found += taken
-                if self.program.one_resident:
+                places -= 1
+                if not places:
                     break
             found += self.fates(state, rank, ended)
         return iter(found)
@@ -135,8 +139,14 @@ class Machine:
                 raise
 
     def enter(self, turn: Turn) -> bool:
-        """Every block's first look at the abort word: an aborted rank sends nothing."""
+        """A block starts.  Its first look at the abort word: an aborted rank sends nothing."""
         kind = self.program.kind(turn.rank, turn.index)
+        base = self.layout.block + turn.rank * self.layout.blocks
+        not_started = [cell[:2] for cell in turn.cells[base : base + self.layout.blocks]]
+        if turn.detail and (ENTER[kind], 0) in not_started and turn.has["claim.ticket"]:
+            return False  # whoever starts first has ticket 0
+        if kind == DISPATCH:
+            turn.set_kernel(started=turn.kernel[STARTED] + 1)
         if turn.aborted and self.has["check.abort_at_entry"]:
             turn.what = "finds the abort word set at entry"
             self.leave_call(turn)
@@ -225,7 +235,7 @@ class Machine:
             known |= cells[base + block][2]
         index += 1
         cells[at.rank + rank] = (index, last_kind, received, slots)
-        cells[at.kernel + rank] = IDLE_KERNEL
+        cells[at.kernel + rank] = (*cells[at.kernel + rank][:GAVE_UP], *IDLE_KERNEL[GAVE_UP:])
         over = index == len(self.program.calls)
         for block in range(at.blocks):
             cells[base + block] = (RANK_ENDED, None, known, 0)
@@ -233,10 +243,14 @@ class Machine:
             return cells
         next_turn = Turn(self, tuple(cells), rank, 0)
         kind = self.program.kind(rank, index)
+        enters = self.program.enters(index, rank)
+        if kind == DISPATCH and not enters:
+            next_turn.set_kernel(started=next_turn.kernel[STARTED] + next_turn.grid)
+            cells[at.kernel + rank] = next_turn.cells[at.kernel + rank]
         for block in range(at.blocks):
             first: tuple[str, object] = (BLOCK_DONE, None)
             if block < self.program.grid(index, rank):
-                first = (ENTER[kind], block) if self.program.may_abort else self.first_steps[kind](next_turn, block)
+                first = (ENTER[kind], block) if enters else self.first_steps[kind](next_turn, block)
             cells[base + block] = (*first, known, 0)
         if self.program.fills_before(rank, index):
             self.fill(turn, index, received, known)

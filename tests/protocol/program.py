@@ -20,7 +20,8 @@ class Program:
     calls: str
     ranks: int = 2
     blocks: int = 2
-    one_resident: bool = False  # a GPU with room for one block: the next block starts when the one before has ended
+    # by rank, on how many blocks its GPU has room: the next block starts when one before has ended; () for all
+    resident: tuple[int, ...] = ()
     # rows[k][s][d]: rows that rank s sends to rank d in the k-th dispatch (0 or 1); the last entry repeats
     rows: tuple[Matrix, ...] = ()
     capacity: int | None = None  # receive cap in rows, ranks if None
@@ -43,6 +44,12 @@ class Program:
     @property
     def may_abort(self) -> bool:
         return self.mortal is not None or self.out_of_step
+
+    def enters(self, index: int, rank: int) -> bool:
+        """Whether the start of a block is a step of its own: where an abort word may be found set, or where blocks look
+        whether the others have started."""
+        landed = any((index, source) in self.staged for source in self.live)
+        return self.may_abort or landed and self.kind(rank, index) == DISPATCH and self.grid(index, rank) > 1
 
     def grid(self, index: int, rank: int) -> int:
         return 1 if (index, rank) in self.one_block else self.blocks

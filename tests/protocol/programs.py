@@ -36,7 +36,7 @@ TWO_RANKS = (
     Program("D split", "D", split=True),
     Program("DDX split", "DDX", split=True, blocks=1, rows=(CROSSED, ALL)),
     Program("DDD split", "DDD", split=True, blocks=1, rows=(CROSSED, ALL, SENDS_NOTHING)),
-    Program("one resident block", "DXXDX", one_resident=True, stagers=2, rows=(CROSSED, ALL)),
+    Program("one resident block", "DXXDX", resident=(1, 1), stagers=2, rows=(CROSSED, ALL)),
     Program("DXX, no weights at rank 1", "DXX", no_weights=frozenset({(1, 1), (2, 0)})),
     Program("DZX, no weights", "DZX", no_weights=frozenset({(1, 0), (1, 1), (2, 1)})),
     Program("DZDZ, no weights", "DZDZ", no_weights=frozenset({(1, 0), (1, 1), (3, 0), (3, 1)})),
@@ -63,6 +63,10 @@ STAGED = (
     Program("SXS, 3 ranks", "DXD", ranks=3, blocks=1, staged=staged("SXS", "DXS", "SXD"), rows=(RING, UNEVEN)),
     Program("SSS, all rows of 3 ranks", "DDD", ranks=3, blocks=1, rows=(ALL_3,), staged=staged("SSS", "SDS", "DSS")),
     Program("SXXS, 3 ranks", "DXXD", ranks=3, blocks=1, rows=(ALL_3, UNEVEN), staged=staged("SXXS", "DXXS", "SXXD")),
+    Program("one resident block, staged", "DD", resident=(1, 1), staged=staged("SS", "SS")),
+    Program("one resident block, one rank staged", "DXD", resident=(1, 1), staged=staged("SXD", "DXS")),
+    Program("one resident block at rank 0, staged", "DD", resident=(1, 2), staged=staged("SD", "SS")),
+    Program("2 of 3 blocks resident, staged", "D", blocks=3, resident=(2, 2), staged=staged("S", "S")),
     Program("staged overflow", "DXD", capacity=1, staged=staged("SXS", "SXD"), rows=(RECEIVES_NOTHING, CROSSED)),
     Program("staged, row bytes differ", "DDD", staged=staged("SSS", "SSS"), wide_rows=frozenset({(0, 1)})),
 )
@@ -72,7 +76,7 @@ THREE_RANKS = (
         for calls in ("DX", "DD", "DXX", "XD", "DZX")
     ),
     Program("D, 3 ranks of 2 blocks", "D", ranks=3, rows=(RING,)),
-    Program("DZXDX, 3 ranks, one resident block of 2", "DZXDX", ranks=3, one_resident=True, rows=(RING, UNEVEN)),
+    Program("DZXDX, 3 ranks, one resident block of 2", "DZXDX", ranks=3, resident=(1, 1, 1), rows=(RING, UNEVEN)),
     Program("DXDX, 3 uneven ranks", "DXDX", ranks=3, blocks=1, rows=(RING, UNEVEN)),
     Program("DDZX, 3 uneven ranks", "DDZX", ranks=3, blocks=1, rows=(UNEVEN, RING)),
 )
@@ -111,12 +115,8 @@ OUT_OF_STEP = (
     Program("one of 3 ranks dispatches", "DXX", ranks=3, blocks=1, other_calls={0: "DXD"}, out_of_step=True),
     Program("call number off by two", "DX", call_offset=(0, 2), out_of_step=True),
 )
-# what callers are told not to do, or a launch must not be; the explorer must find out why
+# what callers are told not to do; the explorer must find out why
 MISUSE = (Program("registered buffer refilled between two combines", "DZF"),)
-UNSAFE_LAUNCHES = (
-    Program("one resident block, staged", "D", one_resident=True, staged=staged("S", "S")),
-    Program("one resident block, one rank staged", "D", one_resident=True, staged=staged("S", "D")),
-)
 # too many states for every change
 FULL = (
     Program("DX, 3 ranks of 2 blocks", "DX", ranks=3, rows=(RING,)),

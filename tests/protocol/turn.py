@@ -31,10 +31,11 @@ State = tuple[Any, ...]
 
 # areas of rows: dispatch out, combine in, weight rows of combine in, landing by parity (its slots are the sources)
 OUT, ROWS, WEIGHTS, LANDING = 0, 1, 2, 3
-# a kernel's own counters: blocks that arrived, chunks claimed; whether a block gave up because of the abort word; and
-# what the block that closed the call left behind, (complete, rows received, slots of the own rows)
-ARRIVED, CLAIMED, GAVE_UP, RECORD = range(4)
-IDLE_KERNEL = (0, 0, 0, None)
+# a kernel's own counters, which the closing of a call resets for the next: blocks that started (of a dispatch), blocks
+# that arrived, chunks claimed; then whether a block gave up because of the abort word; and what the block that closed
+# the call left behind, (complete, rows received, slots of the own rows)
+STARTED, ARRIVED, CLAIMED, GAVE_UP, RECORD = range(5)
+IDLE_KERNEL = (0, 0, 0, 0, None)
 LOST, OUT_OF_STEP = 1, 100  # abort causes; LOST + rank is a dead rank
 
 # a block that takes no step of this call any more, or of any call
@@ -207,7 +208,7 @@ class Turn:
         return list(self.cells[self.at.kernel + self.rank])
 
     def set_kernel(self, **values: Any) -> None:
-        names = {"arrived": ARRIVED, "claimed": CLAIMED, "gave_up": GAVE_UP, "record": RECORD}
+        names = {"started": STARTED, "arrived": ARRIVED, "claimed": CLAIMED, "gave_up": GAVE_UP, "record": RECORD}
         kernel = self.kernel
         for name, value in values.items():
             kernel[names[name]] = value
@@ -220,7 +221,7 @@ class Turn:
         return arrived == self.grid if self.has[name] else ticket == 0
 
     def close_call(self, complete: bool, received: int, slots: tuple[int, ...]) -> None:
-        self.set_kernel(claimed=0, record=(complete, received, slots))
+        self.set_kernel(started=0, arrived=0, claimed=0, record=(complete, received, slots))
 
     def done(self) -> None:
         self.step, self.detail = BLOCK_DONE, None
