@@ -3,6 +3,7 @@
 from typing import Any
 
 MAX_WORLD_SIZE: int
+MAX_BLOCKS: int
 COMM_CONTROL_BYTES: int
 COUNT_VALUE_LIMIT: int
 ROW_BYTES_LIMIT: int

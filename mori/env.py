@@ -8,7 +8,6 @@ A variable that is set to the empty string counts as not set.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 import warnings
@@ -17,6 +16,9 @@ from typing import Any, NamedTuple
 
 _TRUE = ("1", "true", "on", "yes")
 _FALSE = ("0", "false", "off", "no")
+_LONGEST_SECONDS = 10**8  # about three years
+_LARGEST_COUNT = 2**31 - 1
+_MOST_BYTES = 1 << 47  # an address space has no more
 _BYTES = re.compile(r"(\d+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
 
@@ -43,6 +45,13 @@ def parse_bytes(text: str) -> int:
     return int(match[1]) << 10 * " kmgt".index(match[2].lower() or " ")
 
 
+def _parse_env_bytes(text: str) -> int:
+    size = parse_bytes(text)
+    if not 0 < size <= _MOST_BYTES:
+        raise ValueError(text)
+    return size
+
+
 def _parse_bool(text: str) -> bool:
     word = text.lower()
     if word not in _TRUE + _FALSE:
@@ -52,14 +61,14 @@ def _parse_bool(text: str) -> bool:
 
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
-    if not (seconds > 0 and math.isfinite(seconds)):
+    if not (0 < seconds <= _LONGEST_SECONDS):
         raise ValueError(text)
     return seconds
 
 
 def _parse_count(text: str) -> int:
     count = int(text)
-    if count < 0:
+    if not 0 <= count <= _LARGEST_COUNT:
         raise ValueError(text)
     return count
 
@@ -79,9 +88,9 @@ def choice(*words: str) -> Kind:
 
 
 BOOL = Kind("bool", "1, true, on, yes or 0, false, off, no", _parse_bool)
-COUNT = Kind("int", "a whole number, 0 or more", _parse_count)
-SECONDS = Kind("seconds", "a positive number of seconds", _parse_seconds)
-BYTES = Kind("bytes", "bytes, or a number with suffix K, M, G, T (also KB or KiB; powers of 1024)", parse_bytes)
+COUNT = Kind("int", f"a whole number from 0 to {_LARGEST_COUNT}", _parse_count)
+SECONDS = Kind("seconds", f"a positive number of seconds, at most {_LONGEST_SECONDS}", _parse_seconds)
+BYTES = Kind("bytes", "bytes, or a number with suffix K, M, G, T (also KB or KiB; powers of 1024)", _parse_env_bytes)
 GEOMETRY = Kind("geometry", "three numbers block,rdma,warp", _parse_geometry)
 TEXT = Kind("text", "any text", str)
 
@@ -176,7 +185,7 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             "MORI_EP_PATH",
             choice("direct", "staged", "auto"),
             None,
-            "For tests: how dispatch moves rows. Default: by kernel type." + _LATER,
+            "For tests: how dispatch moves rows; auto stages calls of few tokens. Default: direct.",
         ),
         Variable("MORI_FP8_COMBINE_SCALE_DIM", COUNT, 56, "Scales per token of the blockwise fp8 combine." + _LATER),
         Variable("MORI_EP_COMM", choice("shmem", "cco"), "shmem", "Which communicator v1 ops use." + _NEVER),

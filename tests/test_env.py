@@ -75,8 +75,8 @@ def test_get_parses(monkeypatch: pytest.MonkeyPatch, name: str, text: str, expec
         ("MORI_TIMEOUT_S", "0", "a positive number of seconds"),
         ("MORI_TIMEOUT_S", "nan", "a positive number of seconds"),
         ("MORI_TIMEOUT_S", "inf", "a positive number of seconds"),
-        ("MORI_HOST_THREADS", "-1", "a whole number, 0 or more"),
-        ("MORI_HOST_THREADS", "2.5", "a whole number, 0 or more"),
+        ("MORI_HOST_THREADS", "-1", "a whole number from 0 to 2147483647"),
+        ("MORI_HOST_THREADS", "2.5", "a whole number from 0 to 2147483647"),
         ("MORI_SHMEM_HEAP_SIZE", "lots", "suffix K, M, G, T"),
         ("MORI_EP_LAUNCH_CONFIG_MODE", "auto", "one of MANUAL, AUTO"),
         ("MORI_TARGET", "rocm", "one of host, cuda, hip"),
@@ -178,3 +178,20 @@ def test_every_variable_asked_for_is_in_the_table() -> None:
                 asked.add(node.args[0].value)
     assert "MORI_BOOTSTRAP_TIMEOUT" in asked
     assert asked <= set(env.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("MORI_TIMEOUT_S", "1e12"),
+        ("MORI_SHMEM_HEAP_SIZE", "999999999999T"),
+        ("MORI_SHMEM_HEAP_SIZE", "0"),
+        ("MORI_HOST_THREADS", "4294967297"),
+    ],
+)
+def test_values_out_of_all_proportion_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=name):
+        env.get(name)

@@ -224,6 +224,7 @@ PYBIND11_MODULE(_core, module) {
   bind_cuda(module);
   module.def("host_variant", [](const std::string& name) { return mori_host::select_variant(name.c_str()).name; });
   module.attr("MAX_WORLD_SIZE") = max_world_size;
+  module.attr("MAX_BLOCKS") = max_blocks;
   module.attr("COMM_CONTROL_BYTES") = comm_control_bytes;
   module.attr("COUNT_VALUE_LIMIT") = count_value_limit;
   module.attr("ROW_BYTES_LIMIT") = row_bytes_limit;

@@ -26,6 +26,21 @@ struct Charge {
   bool is_socket;
 };
 
+// A thread and what ends it. Its own, so that one that is being ended and its successor never share anything.
+struct Worker {
+  Worker() : wake(eventfd(0, EFD_CLOEXEC)) {}
+  ~Worker() { close(wake); }
+
+  void ring() const {
+    const u64 one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake, &one, sizeof one);
+  }
+
+  const int wake;
+  bool stop = false;  // under the loop's mutex
+  std::thread thread;
+};
+
 // Lives as long as the process and is never destroyed: threads may still run when statics are.
 class Loop {
  public:
@@ -40,17 +55,17 @@ class Loop {
   u64 add(Charge charge) {
     const std::lock_guard lock(mutex_);
     charges_.emplace(++last_number_, std::move(charge));
-    if (thread_ == nullptr) {
-      wake_ = eventfd(0, EFD_CLOEXEC);
-      stop_ = false;
-      thread_ = new std::thread(&Loop::run, this);
+    if (worker_ == nullptr) {
+      worker_ = std::make_unique<Worker>();
+      worker_->thread = std::thread(&Loop::run, this, worker_.get());
     }
-    wake();
+    worker_->ring();
     return last_number_;
   }
 
+  // The worker ends with its last charge; a later one gets a worker of its own.
   void remove(u64 number) {
-    std::thread* ended = nullptr;
+    std::unique_ptr<Worker> ended;
     {
       const std::lock_guard lock(mutex_);
       const auto found = charges_.find(number);
@@ -58,40 +73,31 @@ class Loop {
         close(found->second.descriptor);
         charges_.erase(found);
       }
-      if (charges_.empty() && thread_ != nullptr) {
-        ended = std::exchange(thread_, nullptr);
-        stop_ = true;
+      if (worker_ == nullptr) return;
+      worker_->ring();
+      if (charges_.empty()) {
+        worker_->stop = true;
+        ended = std::move(worker_);
       }
-      wake();
     }
-    if (ended != nullptr) {
-      ended->join();
-      delete ended;
-      close(wake_);
-    }
+    if (ended != nullptr) ended->thread.join();
   }
 
  private:
-  void wake() const {
-    const u64 one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
-  }
-
-  // In a forked child: the thread is gone and the peers are not ours to report.
+  // In a forked child: the thread is gone and the peers are not ours to report. The objects are leaked.
   void abandon() {
     new (&mutex_) std::mutex;
     charges_.clear();
-    thread_ = nullptr;
+    [[maybe_unused]] Worker* leaked = worker_.release();
   }
 
-  void run() {
+  void run(const Worker* self) {
     for (;;) {
-      std::vector<pollfd> polled;
+      std::vector<pollfd> polled{{self->wake, POLLIN, 0}};
       std::vector<u64> numbers;
       {
         const std::lock_guard lock(mutex_);
-        if (stop_) return;
-        polled.push_back({wake_, POLLIN, 0});
+        if (self->stop) return;
         for (const auto& [number, charge] : charges_) {
           polled.push_back({charge.descriptor, POLLIN, 0});
           numbers.push_back(number);
@@ -100,7 +106,7 @@ class Loop {
       if (poll(polled.data(), polled.size(), -1) < 0) continue;
       if (polled[0].revents != 0) {
         u64 count;
-        [[maybe_unused]] const ssize_t got = read(wake_, &count, sizeof count);
+        [[maybe_unused]] const ssize_t got = read(self->wake, &count, sizeof count);
       }
       const std::lock_guard lock(mutex_);
       for (std::size_t i = 1; i < polled.size(); ++i) {
@@ -130,10 +136,8 @@ class Loop {
 
   std::mutex mutex_;
   std::map<u64, Charge> charges_;
-  std::thread* thread_ = nullptr;
+  std::unique_ptr<Worker> worker_;
   u64 last_number_ = 0;
-  int wake_ = -1;
-  bool stop_ = false;
 };
 
 }  // namespace

@@ -113,7 +113,8 @@ class Dispatch {
 
   MORI_DEVICE bool staged() const { return MORI_MAY_STAGE != 0 && a.staged != 0; }
   MORI_DEVICE Header header() const {
-    return {a.row_bytes, a.dtype, CallKind::dispatch, staged() ? u32(header_staged_path) : 0u};
+    const u32 flags = (staged() ? u32(header_staged_path) : 0u) | (a.scale_bytes != 0 ? u32(header_scales) : 0u);
+    return {a.row_bytes, a.dtype, CallKind::dispatch, flags};
   }
 
   MORI_DEVICE void clear_counters() {
@@ -490,7 +491,7 @@ class Dispatch {
     }
     complete = s.agree(complete && !is_aborted<T>(s.comm));
     if (t.thread() == 0) record(complete && fault.kind == CallFaultKind::none, fault);
-    if (complete) count_stats();
+    if (complete && fault.kind == CallFaultKind::none) count_stats();
     s.pass(Point::folded);
   }
 

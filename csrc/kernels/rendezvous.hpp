@@ -16,8 +16,9 @@ MORI_DEVICE bool await_tagged(Session<T>& s, u64 control_offset, u32 source, Pha
 }
 
 // Waits for the header of `source` for this call. A header of the other kind, or of a later call, means that the ranks
-// have fallen out of step. One that differs from this rank's own in row bytes or dtype makes the block suspicious: if
-// all ranks find all headers equal to their own, all are equal; if not, every rank finds one that is not.
+// have fallen out of step. One that differs from this rank's own in row bytes, dtype or scales makes the block
+// suspicious: if all ranks find all headers equal to their own, all are equal; if not, every rank finds one that is
+// not.
 template <Order order, class T>
 MORI_DEVICE bool await_header(Session<T>& s, u32 source, const Header& own, Phase phase, u64& found) {
   const u64 wanted = HeaderWord::tag_of(s.call), expected = HeaderWord::encode(s.call, own);
@@ -27,7 +28,7 @@ MORI_DEVICE bool await_header(Session<T>& s, u32 source, const Header& own, Phas
   };
   const u64* word = s.ep.word(s.rank(), s.words.header(s.parity, source));
   if (!wait_word<order>(s.target, s.wait(), word, source, phase, verdict, expected, found)) return false;
-  if (((found ^ expected) & HeaderWord::compared) != 0) s.flags->suspect = 1;
+  if (((found ^ expected) & HeaderWord::compared(own.kind)) != 0) s.flags->suspect = 1;
   return true;
 }
 
@@ -39,7 +40,7 @@ MORI_RARE CallFault first_mismatch(const u64* headers, const CommControl* comm, 
   for (u32 source = 0; source < world; ++source) {
     if (!is_live<T>(comm, source)) continue;
     if (first == world) first = source;
-    if (((headers[source] ^ headers[first]) & HeaderWord::compared) != 0) {
+    if (((headers[source] ^ headers[first]) & HeaderWord::compared(HeaderWord::kind(headers[first]))) != 0) {
       return {call, CallFaultKind::row_mismatch, source, headers[first], headers[source]};
     }
   }

@@ -28,6 +28,7 @@ constexpr u64 row_bytes_limit = 1ull << 24;
 
 enum HeaderFlag : u32 {
   header_staged_path = 1,  // dispatch: rows go to the landing area first
+  header_scales = 2,       // dispatch: rows come with scales
   header_weights = 1,      // combine: this rank gives weight rows
   header_chunked = 2,      // combine: rows or weights are being staged; a ready word follows per chunk
 };
@@ -40,7 +41,10 @@ struct Header {
 };
 
 struct HeaderWord {
-  static constexpr u64 compared = 0xfffffff0ull;  // row_bytes and dtype: must be equal on all ranks
+  // What must be equal on all ranks: row_bytes and dtype, and whether a dispatch has scales.
+  MORI_SHARED_CODE static constexpr u64 compared(CallKind kind) {
+    return 0xfffffff0ull | (kind == CallKind::dispatch ? u64(header_scales) : 0);
+  }
 
   MORI_SHARED_CODE static constexpr u64 encode(u64 call, const Header& header) {
     return (call & 0xffffffffull) << 32 | u64(header.row_bytes) << 8 | u64(header.dtype) << 4 |

@@ -4,6 +4,9 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -12,10 +15,18 @@ namespace mori {
 struct HostGrid::Pool {
   Pool(mori_host::Variant chosen, unsigned threads, u64 spin_ns) : variant(chosen), places(threads), scratch(threads) {
     for (unsigned i = 0; i < threads; ++i) places[i] = {i, threads, nullptr, spin_ns};
-    for (unsigned i = 1; i < threads; ++i) workers.emplace_back(&Pool::work, this, i);
+    try {
+      for (unsigned i = 1; i < threads; ++i) workers.emplace_back(&Pool::work, this, i);
+    } catch (const std::system_error& error) {
+      end_workers();
+      throw std::runtime_error("only " + std::to_string(workers.size() + 1) + " of " + std::to_string(threads) +
+                               " threads could be started (" + error.what() + "): lower MORI_HOST_THREADS");
+    }
   }
 
-  ~Pool() {
+  ~Pool() { end_workers(); }
+
+  void end_workers() {
     {
       const std::lock_guard lock(mutex);
       stop = true;

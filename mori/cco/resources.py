@@ -93,6 +93,8 @@ class AllocatedMemory(CCOResource):
         if offset < 0 or offset + size > self.size:
             raise ValueError(f"a view of {size} bytes at {offset} reaches beyond the {self.size} bytes of the block")
         owner = self._communicator.rank if peer is None else peer
+        if not 0 <= owner < self._communicator.nranks:
+            raise ValueError(f"peer {owner} is not a rank of this communicator of {self._communicator.nranks}")
         raw = torch.utils.dlpack.from_dlpack(self.native.view(offset, size, owner))
         return raw.view(dtype).view(shape)
 
@@ -117,7 +119,10 @@ class RegisteredWindow(CCOResource):
 
     def __init__(self, communicator: Communicator, memory: AllocatedMemory, size: int) -> None:
         self._memory = memory
+        self._address = memory.ptr
         self.size = size
+        # An empty view: while the window is open, the block is not used again, even if its memory is closed.
+        self._hold = memory.native.view(0, 0, communicator.rank)
         self._descriptor = _WindowDescriptor(
             communicator._memory.base + memory.offset,
             communicator._memory.bytes_per_rank,
@@ -137,10 +142,11 @@ class RegisteredWindow(CCOResource):
     def local_ptr(self) -> int:
         """Address in this process of this rank's bytes."""
         self._check()
-        return self._memory.ptr
+        return self._address
 
     def _release(self) -> None:
         _owners.pop(ctypes.addressof(self._descriptor), None)
+        self._hold = None
 
 
 _owners: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()

@@ -24,6 +24,7 @@ class OpMemory(NamedTuple):
     allocation: AllocatedMemory
     receive: tuple[int, int]
     registered: tuple[int, int]
+    results: tuple[int, int]
 
 
 def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
@@ -55,7 +56,7 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
     )
     layout = engine.layout(shape)
     allocation = session.communicator.allocate_symmetric(
-        layout.total_bytes, what="EpDispatchCombineOp", agree=agreed_fields(config, limits)
+        layout.total_bytes, what="EpDispatchCombineOp", agree={**agreed_fields(config, limits), "MORI_EP_PATH": path}
     )
     try:
         plan = engine.EpPlan(shape, session.communicator, allocation)
@@ -75,6 +76,7 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
         # Regions that a dispatch writes are neighbours in the layout.
         receive=span("dispatch_rows", "received_count"),
         registered=span("combine_in_rows", "combine_in_rows"),
+        results=span("combine_rows", "combine_weights"),
     )
 
 

@@ -85,6 +85,7 @@ class EpDispatchCombineOp(OpAttributes):
         self._device = memory.session.communicator.device
         self._receive_begin, self._receive_end = memory.receive
         self._registered_begin, self._registered_end = memory.registered
+        self._results_begin, self._results_end = memory.results
         self.local_expert_count = torch.zeros(limits.experts_per_rank, dtype=torch.int32, device=self._device)
         # What stands in for weights without rows: a row of zeros.
         self._no_weights = torch.zeros(1, limits.topk, dtype=torch.float32, device=self._device)
@@ -238,6 +239,9 @@ class EpDispatchCombineOp(OpAttributes):
         else:
             call = self._combine_calls.find(self._prepare_combine, input, weights, indices)
         tokens = self._combine_tokens(indices)
+        self._refuse_own_results("input", input, call.input_bytes)
+        if weights is not None:
+            self._refuse_own_results("weights", weights, weights.shape[0] * self._limits.topk * 4)
         zero_copy = self._reads_registered_buffer(input, call, use_external_inp_buf)
         launch = self._launch(block_num, rdma_block_num, warp_per_block)
         self._cached_combine_launch = launch
@@ -382,6 +386,15 @@ class EpDispatchCombineOp(OpAttributes):
                     f"dispatch: {name} overlaps the receive memory of this op, which this very call overwrites: "
                     f"pass {name}.clone(), or a second op for the second hop"
                 )
+
+    def _refuse_own_results(self, name: str, tensor: torch.Tensor, size: int) -> None:
+        """A combine reads its arguments while it writes its results."""
+        address = tensor.data_ptr()
+        if size and address < self._results_end and address + size > self._results_begin:
+            raise ValueError(
+                f"combine: {name} overlaps the results of this op, which this very call overwrites: "
+                f"pass {name}.clone(), or a second op for the second hop"
+            )
 
     def _combine_tokens(self, indices: torch.Tensor | None) -> int:
         """Rows of the result: the tokens of the last dispatch. Before any, and where graphs hold dispatches so that the

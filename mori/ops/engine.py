@@ -316,6 +316,8 @@ def _launcher(shape: EpShape, comm: Communicator) -> _core.Launcher:
             cubin = device_code.kernels(shape, target.current().arch)
         return _core.Launcher.cuda(comm.device.index, cubin, shape.native)
     threads = env.get("MORI_HOST_THREADS") or max(1, _cores() // shape.world_size)
+    if threads > _core.MAX_BLOCKS:
+        raise ValueError(f"MORI_HOST_THREADS={threads}: a rank has at most {_core.MAX_BLOCKS} threads; 0 chooses")
     oversubscribed = threads * shape.world_size > _cores()
     return _core.Launcher.host(env.get("MORI_HOST_ISA"), threads, 0 if oversubscribed else _SPIN_NS)
 
@@ -329,7 +331,7 @@ def _call_fault(fault: tuple[int, ...]) -> CallFault:
         )
     return RowMismatch(
         f"call {call}: rank {rank} passed {_describe(seen)}, lower ranks {_describe(expected)}: "
-        "dtype and row size must be equal on all ranks"
+        "dtype, row size and the presence of scales must be equal on all ranks"
     )
 
 
@@ -337,7 +339,10 @@ def _describe(header: int) -> str:
     """Row size and dtype of a header word (csrc/layout/words.hpp)."""
     names = {dtype_to_int(dtype): str(dtype).removeprefix("torch.") for dtype in (*_ARITHMETIC, *_transport_dtypes())}
     code = header >> 4 & 0xF
-    return f"rows of {header >> 8 & 0xFFFFFF} bytes of {names.get(code, f'dtype {code}')}"
+    rows = f"rows of {header >> 8 & 0xFFFFFF} bytes of {names.get(code, f'dtype {code}')}"
+    if header >> 3 & 1:  # a combine
+        return rows
+    return f"{rows} {'with' if header & 2 else 'without'} scales"
 
 
 def _transport_dtypes() -> list[torch.dtype]:
