@@ -477,9 +477,10 @@ class Dispatch {
     t.fan_out(&target, 1, row, part.begin, part.end, false);
   }
 
-  // The last block to arrive ends the call once all peers' rows are there. Its own rank's rows are ordered by the end
-  // of this kernel, and so are rows that other blocks are still moving.
+  // The last block to arrive ends the call once all peers' rows are there. Its own rank's rows, and landed rows that
+  // other blocks moved, are ordered by the end of this kernel.
   MORI_DEVICE void finish(u32 arrived, bool heard, const CallFault& fault) {
+    t.sync_block();  // a slow warp may still be about to read what was drawn last
     if (t.thread() == 0) s.flags->drawn = arrived + 1;
     t.sync_block();
     s.pass(Point::arrived);
