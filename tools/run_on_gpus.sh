@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on a machine with GPUs, without network, and leaves at most 8 files in one folder:
 #
-#   tools/gpu_session.sh OUT                  all steps: build smoke tests bench nccl
-#   tools/gpu_session.sh OUT build tests      only these, in this order
-#   TESTS="-k graphs" BENCH="--sweep --tokens 128" tools/gpu_session.sh OUT build tests bench
+#   tools/run_on_gpus.sh OUT                  all steps: build smoke tests bench nccl
+#   tools/run_on_gpus.sh OUT build tests      only these, in this order
+#   TESTS="-k graphs" BENCH="--sweep --tokens 128" tools/run_on_gpus.sh OUT build tests bench
 #
 # Each step has its own limit in seconds (LIMIT_BUILD=... and so on change it) and a failing one does not stop the
 # others. What is tested is what was installed: tests and benchmarks run from a copy without the package's sources.
