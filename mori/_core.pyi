@@ -5,8 +5,6 @@ from typing import Any
 MAX_WORLD_SIZE: int
 MAX_BLOCKS: int
 COMM_CONTROL_BYTES: int
-COUNT_VALUE_LIMIT: int
-ROW_BYTES_LIMIT: int
 
 CUDA_HANDLE_POSIX_DESCRIPTOR: int
 
@@ -59,7 +57,6 @@ class Communicator:
     def set_live(self, rank: int, live: bool) -> None: ...
     def leave(self) -> None: ...
     def close(self) -> None: ...
-    def abort(self, kind: int, phase: int, peer: int) -> None: ...
 
 class EpShape:
     def __init__(

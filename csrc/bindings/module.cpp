@@ -144,11 +144,7 @@ void bind_communicator(py::module_& module) {
       .def("has_left", &Communicator::has_left)
       .def("set_live", &Communicator::set_live, py::arg("rank"), py::arg("live"))
       .def("leave", &Communicator::leave)
-      .def("close", &Communicator::close, Unlocked())
-      .def(
-          "abort",
-          [](Communicator& self, u32 kind, u32 phase, u32 peer) { self.abort(AbortKind(kind), Phase(phase), peer); },
-          py::arg("kind"), py::arg("phase"), py::arg("peer"));
+      .def("close", &Communicator::close, Unlocked());
 }
 
 void bind_plan(py::module_& module) {
@@ -226,6 +222,4 @@ PYBIND11_MODULE(_core, module) {
   module.attr("MAX_WORLD_SIZE") = max_world_size;
   module.attr("MAX_BLOCKS") = max_blocks;
   module.attr("COMM_CONTROL_BYTES") = comm_control_bytes;
-  module.attr("COUNT_VALUE_LIMIT") = count_value_limit;
-  module.attr("ROW_BYTES_LIMIT") = row_bytes_limit;
 }

@@ -64,10 +64,6 @@ std::optional<CommFault> Communicator::fault() const {
   return std::nullopt;
 }
 
-void Communicator::abort(AbortKind kind, Phase phase, u32 peer) {
-  abort_all<HostTarget>(shared(), nullptr, AbortCause{kind, phase, peer, shared().rank, 0}.encode(), 0, 0);
-}
-
 bool Communicator::has_left(u32 peer) const {
   return HostTarget::load_system(&own()->peer_state[peer]) == u32(PeerState::left);
 }

@@ -36,7 +36,6 @@ class Communicator {
   void watch(u32 peer, int process_descriptor, int socket);
   // Looks at host memory only: cheap, and never waits for a device.
   std::optional<CommFault> fault() const;
-  void abort(AbortKind kind, Phase phase, u32 peer);
   bool has_left(u32 peer) const;
   void set_live(u32 rank, bool live);
 

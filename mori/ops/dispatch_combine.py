@@ -382,19 +382,13 @@ class EpDispatchCombineOp(OpAttributes):
             address = tensors[place].data_ptr()  # type: ignore[union-attr]
             if address < end and address + size > begin:
                 name = tuple(DISPATCH_RULES)[place]
-                raise ValueError(
-                    f"dispatch: {name} overlaps the receive memory of this op, which this very call overwrites: "
-                    f"pass {name}.clone(), or a second op for the second hop"
-                )
+                raise _overlap("dispatch", name, "receive memory")
 
     def _refuse_own_results(self, name: str, tensor: torch.Tensor, size: int) -> None:
         """A combine reads its arguments while it writes its results."""
         address = tensor.data_ptr()
         if size and address < self._results_end and address + size > self._results_begin:
-            raise ValueError(
-                f"combine: {name} overlaps the results of this op, which this very call overwrites: "
-                f"pass {name}.clone(), or a second op for the second hop"
-            )
+            raise _overlap("combine", name, "results")
 
     def _combine_tokens(self, indices: torch.Tensor | None) -> int:
         """Rows of the result: the tokens of the last dispatch. Before any, and where graphs hold dispatches so that the
@@ -446,3 +440,10 @@ class EpDispatchCombineOp(OpAttributes):
             also = f"; the half that is missing is {self._outstanding}" if self._outstanding else ""
             raise RuntimeError(f"{half} without a {send} before it{also}")
         self._outstanding = None
+
+
+def _overlap(call: str, name: str, memory: str) -> ValueError:
+    return ValueError(
+        f"{call}: {name} overlaps the {memory} of this op, which this very call overwrites: "
+        f"pass {name}.clone(), or a second op for the second hop"
+    )
