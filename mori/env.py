@@ -106,6 +106,12 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             None,
             "Where kernels run. Default: by the installed torch and the visible devices.",
         ),
+        Variable(
+            "MORI_SHARE_GPU",
+            BOOL,
+            False,
+            "Let several ranks use one GPU, for trying things out: their kernels take turns, milliseconds at a time.",
+        ),
         Variable("MORI_HOST_THREADS", COUNT, 0, "Threads per rank of the host target; 0 = cores / ranks on the node."),
         Variable(
             "MORI_HOST_ISA",

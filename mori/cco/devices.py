@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mori import _core
+from mori import _core, env
 from mori.errors import BootstrapError
 
 if TYPE_CHECKING:
@@ -28,16 +28,21 @@ def hello(device: torch.device) -> dict[str, Any]:
 
 
 def check_pairs(rendezvous: Rendezvous, device: torch.device, timeout_s: float) -> None:
-    """Collective. BootstrapError, on all ranks, for two ranks on one GPU and for GPUs that cannot reach each other."""
+    """Collective. BootstrapError, on all ranks, for two ranks on one GPU and for GPUs that cannot reach each other.
+
+    With MORI_SHARE_GPU two ranks may be on one: the driver then gives their kernels turns of some milliseconds, which
+    is enough for results, not for times.
+    """
     if device.type == "cpu":
         return
     gpus = [peer["gpu"] for peer in rendezvous.peers]
-    _refuse_shared(rendezvous.peers, gpus)
+    if not env.get("MORI_SHARE_GPU"):
+        _refuse_shared(rendezvous.peers, gpus)
     unreachable = [
         peer
         for peer, gpu in enumerate(gpus)
         # A GPU that this process does not see cannot be asked about; mapping its memory will show.
-        if peer != rendezvous.rank and _core.cuda_can_access(device.index, gpu["uuid"]) is False
+        if gpu["uuid"] != gpus[rendezvous.rank]["uuid"] and _core.cuda_can_access(device.index, gpu["uuid"]) is False
     ]
     answers = rendezvous.allgather(unreachable, "peer access of GPUs", timeout_s)
     pairs = [(rank, peer) for rank, peers in enumerate(answers) for peer in peers]
@@ -58,7 +63,8 @@ def _refuse_shared(peers: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> N
             raise BootstrapError(
                 f"ranks {first} (pid {peers[first]['pid']}) and {rank} (pid {peers[rank]['pid']}) are both on GPU "
                 f"{gpu['uuid']} ({gpu['name']}): kernels wait for each other, so each rank needs a GPU of its own. "
-                "Call torch.cuda.set_device(local_rank) before mori.shmem or Communicator.init"
+                "Call torch.cuda.set_device(local_rank) before mori.shmem or Communicator.init (MORI_SHARE_GPU=1 lets "
+                "them take turns, slowly)"
             )
 
 

@@ -33,17 +33,24 @@ def on_host() -> bool:
 
 
 def world_size() -> int:
-    """One rank per GPU. RuntimeError with fewer than two: these tests are about what happens between GPUs."""
-    if on_host():
-        return 2
+    """One rank per GPU. RuntimeError with fewer than two: these tests are about what happens between GPUs.
+
+    With MORI_SHARE_GPU two ranks take turns on one GPU: everything runs but for the link between GPUs.
+    """
     found = min(torch.cuda.device_count(), MAX_GPUS)
+    if on_host() or (found == 1 and shares_gpu()):
+        return 2
     if found < 2:
         raise RuntimeError(f"{found} GPUs are visible, the GPU tests need 2 that can reach each other")
     return found
 
 
+def shares_gpu() -> bool:
+    return os.environ.get("MORI_SHARE_GPU") == "1"
+
+
 def device_of(context: RankContext) -> torch.device:
-    return torch.device("cpu") if on_host() else torch.device("cuda", context.rank)
+    return torch.device("cpu") if on_host() else torch.device("cuda", context.rank % torch.cuda.device_count())
 
 
 def synchronize() -> None:
@@ -60,7 +67,7 @@ class Membership:
         import mori
 
         if not on_host():
-            torch.cuda.set_device(context.rank)
+            torch.cuda.set_device(device_of(context))
         store = dist.FileStore(store_path, context.world_size)
         dist.init_process_group(
             "gloo", store=store, rank=context.rank, world_size=context.world_size, timeout=timedelta(seconds=60)

@@ -29,8 +29,8 @@ class Rank:
 
     def __init__(self, rank: int, world: int, store: str) -> None:
         self.rank, self.world = rank, world
-        torch.cuda.set_device(rank)
-        self.device = torch.device("cuda", rank)
+        self.device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(self.device)
         dist.init_process_group(
             "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=60)
         )
@@ -241,8 +241,9 @@ def run(rank: int, world: int, store: str) -> None:
 
 
 def main() -> int:
-    world = min(torch.cuda.device_count(), 8)
-    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {world} GPUs", flush=True)
+    found = min(torch.cuda.device_count(), 8)
+    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {found} GPUs", flush=True)
+    world = 2 if found == 1 and os.environ.get("MORI_SHARE_GPU") == "1" else found
     if world < 2:
         print("smoke: needs 2 GPUs")
         return 1
