@@ -15,9 +15,11 @@ MORI_DEVICE float float_of_bits(u32 bits) { return __builtin_bit_cast(float, bit
 MORI_DEVICE u32 bits_of_float(float value) { return __builtin_bit_cast(u32, value); }
 #endif
 
-// A codec turns stored elements into f32 and back. `Stored` is the element as it lies in a row.
+// A codec turns stored elements into f32 and back. `Stored` is what lies in a row, `Value` what a kernel adds up for
+// it: a float, or a FloatPair where two elements share a byte.
 struct Float32 {
   using Stored = u32;
+  using Value = float;
   MORI_DEVICE static float decode(Stored stored) { return float_of_bits(stored); }
   MORI_DEVICE static Stored encode(float value) {
     const u32 bits = bits_of_float(value);
@@ -27,6 +29,7 @@ struct Float32 {
 
 struct BFloat16 {
   using Stored = u16;
+  using Value = float;
   MORI_DEVICE static float decode(Stored stored) { return float_of_bits(u32(stored) << 16); }
   MORI_DEVICE static Stored encode(float value) {
 #if defined(__CUDA_ARCH__)
