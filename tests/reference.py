@@ -5,19 +5,38 @@ messages, buffers or order of arrival. It shares no code with the package it jud
 
 Dispatch sends a token once to every distinct rank among its experts. Rows arrive ordered by (source rank, token).
 Combine sums the returned rows in float32, from +0.0, in ascending column of the entry that was kept for a rank, rounds
-once to the dtype of the rows, and writes every NaN as the canonical quiet NaN.
+once to the dtype of the rows, and writes every NaN as the canonical quiet NaN. Rounding is to nearest, ties to even;
+fp8 and fp4 saturate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import torch
 
 CANONICAL_NAN_F32 = np.uint32(0x7FC00000)
 CANONICAL_NAN_BF16 = np.uint16(0x7FC0)
+
+
+class SmallFormat(NamedTuple):
+    """A floating-point format of at most 8 bits."""
+
+    element: Any
+    """Its type in ml_dtypes; an element fills a byte."""
+    largest: np.float32
+    nan: int
+    """The code that a NaN becomes. fp4 has no NaN; this is its -0."""
+
+
+SMALL_FORMATS = {
+    torch.float8_e4m3fn: SmallFormat(ml_dtypes.float8_e4m3fn, np.float32(448), 0x7F),
+    torch.float8_e4m3fnuz: SmallFormat(ml_dtypes.float8_e4m3fnuz, np.float32(240), 0x80),
+    torch.float4_e2m1fn_x2: SmallFormat(ml_dtypes.float4_e2m1fn, np.float32(6), 0x8),
+}
 
 
 class Routing(NamedTuple):
@@ -127,30 +146,63 @@ def dispatch(
     return results
 
 
+def decode(codes: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The float32 values of codes, one per uint8, with canonical NaNs. `dtype` is one of SMALL_FORMATS."""
+    return _canonical(codes.view(SMALL_FORMATS[dtype].element).astype(np.float32))
+
+
+def encode(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The codes, one per uint8, that float32 values round to. `dtype` is one of SMALL_FORMATS."""
+    small = SMALL_FORMATS[dtype]
+    is_nan = np.isnan(values)
+    bounded = np.clip(np.where(is_nan, np.float32(0), values), -small.largest, small.largest)
+    return np.where(is_nan, np.uint8(small.nan), bounded.astype(small.element).view(np.uint8))
+
+
+def unpack_pairs(packed: np.ndarray) -> np.ndarray:
+    """[rows, 2 * bytes] codes of fp4 rows, the low half of a byte first."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), 2 * packed.shape[1])
+
+
+def pack_pairs(codes: np.ndarray) -> np.ndarray:
+    """The inverse of `unpack_pairs`."""
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
 def widen(rows: torch.Tensor) -> np.ndarray:
-    """bf16 or f32 rows as float32 values, bit for bit (a bf16 is the upper half of a float32)."""
+    """Rows as float32 values, bit for bit (a bf16 is the upper half of a float32). An fp4 row gives two per byte."""
     if rows.dtype == torch.float32:
         return rows.numpy().copy()
     if rows.dtype == torch.bfloat16:
         bits = rows.contiguous().view(torch.int16).numpy().view(np.uint16)
         return (bits.astype(np.uint32) << 16).view(np.float32)
+    if rows.dtype in SMALL_FORMATS:
+        codes = rows.contiguous().view(torch.uint8).numpy()
+        return decode(unpack_pairs(codes) if rows.dtype == torch.float4_e2m1fn_x2 else codes, rows.dtype)
     raise TypeError(f"no arithmetic is defined for {rows.dtype}")
+
+
+def _canonical(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(values), CANONICAL_NAN_F32, values.view(np.uint32)).view(np.float32)
 
 
 def narrow(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """Rounds float32 values once, to nearest with ties to even, and makes every NaN canonical."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    is_nan = np.isnan(values)
+    values = np.ascontiguousarray(values, dtype=np.float32)
     if dtype == torch.float32:
-        return torch.from_numpy(np.where(is_nan, CANONICAL_NAN_F32, bits).view(np.float32))
+        return torch.from_numpy(_canonical(values))
     if dtype == torch.bfloat16:
-        wide = bits.astype(np.uint64)
+        wide = values.view(np.uint32).astype(np.uint64)
         rounded = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
-        return torch.from_numpy(np.where(is_nan, CANONICAL_NAN_BF16, rounded).view(np.int16)).view(torch.bfloat16)
+        bits = np.where(np.isnan(values), CANONICAL_NAN_BF16, rounded)
+        return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    if dtype in SMALL_FORMATS:
+        codes = encode(values, dtype)
+        return torch.from_numpy(pack_pairs(codes) if dtype == torch.float4_e2m1fn_x2 else codes).view(dtype)
     raise TypeError(f"no arithmetic is defined for {dtype}")
 
 
-def _sum_returned(routing: Routing, rank: int, tables: Sequence[np.ndarray]) -> np.ndarray:
+def sum_returned(routing: Routing, rank: int, tables: Sequence[np.ndarray]) -> np.ndarray:
     """float32 sums for the tokens of `rank`, in ascending k; `tables[d]` are the rows that rank d returns."""
     destination, row = routing.destination[rank], routing.row[rank]
     total = np.zeros((len(destination), tables[0].shape[1]), dtype=np.float32)
@@ -163,9 +215,12 @@ def _sum_returned(routing: Routing, rank: int, tables: Sequence[np.ndarray]) -> 
 
 
 def combine(routing: Routing, returned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Per rank [n, h]: the sum of the rows that come back for each of its tokens. `returned[d]` has >= T_d rows."""
+    """Per rank [n, h]: the sum of the rows that come back for each of its tokens. `returned[d]` has >= T_d rows.
+
+    Rows are bf16, f32, fp8 of either flavour, or fp4 pairs.
+    """
     tables = [widen(rows) for rows in returned]
-    return [narrow(_sum_returned(routing, rank, tables), returned[0].dtype) for rank in range(routing.world_size)]
+    return [narrow(sum_returned(routing, rank, tables), returned[0].dtype) for rank in range(routing.world_size)]
 
 
 def combine_weights(routing: Routing, returned: Sequence[torch.Tensor | None], topk: int) -> list[torch.Tensor | None]:
@@ -177,6 +232,6 @@ def combine_weights(routing: Routing, returned: Sequence[torch.Tensor | None], t
             table[: len(given)] = given.numpy()[: len(table)]
         tables.append(table)
     return [
-        None if given is None else narrow(_sum_returned(routing, rank, tables), torch.float32)
+        None if given is None else narrow(sum_returned(routing, rank, tables), torch.float32)
         for rank, given in enumerate(returned)
     ]

@@ -29,7 +29,7 @@ struct Fp4E2M1 {
   MORI_DEVICE static float decode(u32 code) { return float_of_bits(Magnitude::widen(code & 7u) | (code & 8u) << 28); }
   MORI_DEVICE static u32 encode(float value) {
     const u32 bits = bits_of_float(value), magnitude = bits & 0x7fffffffu;
-    const u32 nan = i32(magnitude) > 0x7f800000, sign = bits >> 28 & (nan - 1) & 8u;
+    const u32 nan = i32(magnitude) > 0x7f800000, sign = bits >> 28 & 8u;
     return (Magnitude::round(magnitude) + nan) | sign;  // -0 follows the largest code
   }
 

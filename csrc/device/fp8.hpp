@@ -55,7 +55,7 @@ struct Fp8E4M3Fnuz {
 
   MORI_DEVICE static Stored encode(float value) {
     const u32 bits = bits_of_float(value), magnitude = bits & 0x7fffffffu;
-    const u32 nan = i32(magnitude) > 0x7f800000, sign = bits >> 24 & (nan - 1) & 0x80u;
+    const u32 nan = i32(magnitude) > 0x7f800000, sign = bits >> 24 & 0x80u;
     const u32 code = Magnitude::round(magnitude);
     return Stored((code + nan) | ((code + 0x7fu) & sign));  // NaN follows the largest code; a zero loses its sign
   }
