@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 
 import torch
 
@@ -43,11 +44,14 @@ def most_shared_bytes(ordinal: int) -> int:
 class Kernel:
     """An `extern "C"` kernel, loaded on the current device. Its integer arguments are passed as 64 bits."""
 
-    def __init__(self, name: str, source: str, symbol: str, shared_bytes: int = 0) -> None:
+    def __init__(
+        self, name: str, source: str, symbol: str, shared_bytes: int = 0, include_dirs: tuple[str | Path, ...] = ()
+    ) -> None:
         device = torch.cuda.current_device()
         torch.cuda.current_stream()  # makes torch's context of this device the current one
         torch.zeros(1, device=device)
-        code = jit.compile(jit.Spec(name, source=source, kernels=(symbol,), arch=arch(device)))
+        spec = jit.Spec(name, source=source, kernels=(symbol,), include_dirs=include_dirs, arch=arch(device))
+        code = jit.compile(spec)
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
         _check(

@@ -21,6 +21,19 @@ VARIANTS = {
 }
 
 
+HOST_SOURCE = f"""#include "{HEADER.name}"
+extern "C" void convert(mori::u64 which, const void* from, void* to, mori::u64 count) {{
+  conversions::convert(which, from, to, 0, count, 1);
+}}
+"""
+DEVICE_SOURCE = f"""#include "{HEADER.name}"
+extern "C" __global__ void convert(mori::u64 which, const void* from, void* to, mori::u64 count) {{
+  const mori::u64 thread = mori::u64(blockIdx.x) * blockDim.x + threadIdx.x;
+  conversions::convert(which, from, to, thread, count, mori::u64(gridDim.x) * blockDim.x);
+}}
+"""
+
+
 class Conversion(NamedTuple):
     """Types of one element, and how many of them an element of `convert` takes and gives."""
 
@@ -49,12 +62,12 @@ NUMBERS = {name: number for number, name in enumerate(CONVERSIONS)}
 
 
 def prepare(name: str, source: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """The source as `convert` takes it, an array for its result, and the count of elements."""
+    """A copy of the source as `convert` takes it, an array for its result, and the count of elements."""
     conversion = CONVERSIONS[name]
     assert source.dtype == conversion.from_type and source.ndim == 1
     count, rest = divmod(len(source), conversion.from_count)
     assert rest == 0
-    return np.ascontiguousarray(source), np.empty(count * conversion.to_count, conversion.to_type), count
+    return np.array(source, order="C"), np.empty(count * conversion.to_count, conversion.to_type), count
 
 
 def library(source: str, output: Path, variant: str) -> ctypes.CDLL:
@@ -68,12 +81,7 @@ class HostConversions:
     """Callable: `conversions("encode e4m3fn", values)`."""
 
     def __init__(self, folder: Path, variant: str = "baseline") -> None:
-        source = f"""#include "{HEADER.name}"
-        extern "C" void convert(mori::u64 which, const void* from, void* to, mori::u64 count) {{
-          conversions::convert(which, from, to, 0, count, 1);
-        }}
-        """
-        self._convert = library(source, folder / f"conversions_{variant}.so", variant).convert
+        self._convert = library(HOST_SOURCE, folder / f"conversions_{variant}.so", variant).convert
         self._convert.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         self._convert.restype = None
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
+
+from tests.codecs.conversions import CONVERSIONS
 
 RANDOM_COUNT = 1 << 22
 SPECIAL_BITS = (
@@ -64,3 +67,16 @@ def common() -> np.ndarray:
     values = np.concatenate([bf16, f16, special, random.view(np.float32)])
     values.flags.writeable = False
     return values
+
+
+def inputs(name: str, convert: Callable[[str, np.ndarray], np.ndarray]) -> np.ndarray:
+    """What to give to a conversion of conversions.py: every stored value, or `common` and the format's boundaries."""
+    kind, form = name.split()
+    if name == "decode f32":
+        return common().view(np.uint32)
+    if kind != "encode":
+        return np.arange(1 << 8 * np.dtype(CONVERSIONS[name].from_type).itemsize, dtype=CONVERSIONS[name].from_type)
+    if form in ("f32", "bf16"):
+        return np.concatenate([common(), bf16_boundaries()])
+    codes = inputs(f"decode {form}", convert)
+    return np.concatenate([common(), boundaries(np.abs(convert(f"decode {form}", codes)))])
