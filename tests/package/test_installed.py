@@ -31,6 +31,7 @@ def test_device_sources_are_package_data() -> None:
 def test_data_files_are_there() -> None:
     assert resources.files("mori").joinpath("py.typed").is_file()
     assert resources.files("mori.demo").joinpath("guide_example.txt").is_file()
+    assert resources.files("mori.ops").joinpath("tuning_configs", "README.md").is_file()
 
 
 def test_the_extension_needs_no_torch_and_no_gpu_runtime() -> None:
