@@ -73,6 +73,19 @@ def _parse_count(text: str) -> int:
     return count
 
 
+def _parse_positive(text: str) -> int:
+    count = _parse_count(text)
+    if count == 0:
+        raise ValueError(text)
+    return count
+
+
+def _parse_wave(text: str) -> int:
+    if text not in ("32", "64"):
+        raise ValueError(text)
+    return int(text)
+
+
 def _parse_geometry(text: str) -> tuple[int, int, int]:
     block, rdma, warp = (_parse_count(part) for part in text.split(","))
     return block, rdma, warp
@@ -89,6 +102,8 @@ def choice(*words: str) -> Kind:
 
 BOOL = Kind("bool", "1, true, on, yes or 0, false, off, no", _parse_bool)
 COUNT = Kind("int", f"a whole number from 0 to {_LARGEST_COUNT}", _parse_count)
+POSITIVE = Kind("int", f"a whole number from 1 to {_LARGEST_COUNT}", _parse_positive)
+WAVE = Kind("int", "32 or 64", _parse_wave)
 SECONDS = Kind("seconds", f"a positive number of seconds, at most {_LONGEST_SECONDS}", _parse_seconds)
 BYTES = Kind("bytes", "bytes, or a number with suffix K, M, G, T (also KB or KiB; powers of 1024)", _parse_env_bytes)
 GEOMETRY = Kind("geometry", "three numbers block,rdma,warp", _parse_geometry)
@@ -119,7 +134,12 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             "auto",
             "SIMD variant of the host kernels; auto takes the widest that the CPU has.",
         ),
-        Variable("MORI_WAVE_SIZE", COUNT, None, "Overrides the contract wave, 32 or 64." + _LATER),
+        Variable(
+            "MORI_WAVE_SIZE",
+            WAVE,
+            None,
+            "Wave width that roundings of the API refer to. Default: 64, 32 on NVIDIA; kernels do not change.",
+        ),
     ),
     "Deadlines": (
         Variable("MORI_TIMEOUT_S", SECONDS, 300.0, "How long a kernel waits for a peer that is alive but slow."),
@@ -167,7 +187,12 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             "MANUAL",
             "MANUAL: launch sizes from the call, else the config. AUTO: tuned rules, else the built-in table.",
         ),
-        Variable("MORI_EP_TUNING_CONFIG", TEXT, None, "Tuning file used for both phases in AUTO mode." + _LATER),
+        Variable(
+            "MORI_EP_TUNING_CONFIG",
+            TEXT,
+            None,
+            "AUTO mode: the tuning file of both phases, instead of the one in mori/ops/tuning_configs.",
+        ),
         Variable("MORI_EP_DISABLE_VIEW_CACHE", BOOL, False, "Make new output tensors in every call."),
         Variable(
             "MORI_EP_VALIDATE",
@@ -193,7 +218,12 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             None,
             "For tests: how dispatch moves rows; auto stages calls of few tokens. Default: direct.",
         ),
-        Variable("MORI_FP8_COMBINE_SCALE_DIM", COUNT, 56, "Scales per token of the blockwise fp8 combine." + _LATER),
+        Variable(
+            "MORI_FP8_COMBINE_SCALE_DIM",
+            POSITIVE,
+            56,
+            "Scales per token of the blockwise combines, read when an op is built; equal on all ranks.",
+        ),
         Variable("MORI_EP_COMM", choice("shmem", "cco"), "shmem", "Which communicator v1 ops use." + _NEVER),
         Variable("MORI_EP_TOKOFF_EXT", BOOL, False, "Slot counters outside the arena." + _NEVER),
         Variable("MORI_V2_KERNEL_BACKEND", choice("flydsl", "hip"), None, "Kernel backend of EPv2 ops." + _LATER),
@@ -206,8 +236,13 @@ AREAS: dict[str, tuple[Variable, ...]] = {
     "Device code": (
         Variable("MORI_JIT_CACHE_DIR", TEXT, None, "Folder of compiled device code. Default: ~/.cache/mori."),
         Variable("MORI_JIT_ARCH", TEXT, None, "Arch to compile for instead of the one found."),
-        Variable("MORI_GPU_ARCHS", TEXT, None, "Archs to compile ahead of time." + _LATER),
-        Variable("MORI_PRECOMPILE", BOOL, False, "Compile all kernels at import." + _LATER),
+        Variable("MORI_GPU_ARCHS", TEXT, None, "AMD archs (a,b or a;b); mori.jit.config reports the first."),
+        Variable(
+            "MORI_PRECOMPILE",
+            BOOL,
+            False,
+            "Compile at import. Kernels are made for the shape of an op: warmup_jit_kernels compiles ahead." + _NEVER,
+        ),
         Variable("MORI_JIT_HIPCC", TEXT, None, "Path of hipcc." + _LATER),
         Variable("MORI_JIT_EXTRA_FLAGS", TEXT, None, "Further compiler flags, split as by a shell."),
         Variable("MORI_JIT_VERBOSE", BOOL, False, "Print compiler options and where code came from."),

@@ -44,9 +44,9 @@ TARGETS = {
 def current() -> Target:
     """The target of this process: MORI_TARGET, else "cuda" where torch is built with CUDA and sees a GPU, else "host".
 
-    On cuda, `arch` is that of the calling thread's current GPU. May import torch. RuntimeError: cuda cannot be used
-    here; NotImplementedError: a target that this version does not have, or a GPU older than sm_90. ValueError if
-    MORI_TARGET is malformed.
+    On cuda, `arch` is that of the calling thread's current GPU. MORI_WAVE_SIZE replaces the contract wave. May import
+    torch. RuntimeError: cuda cannot be used here; NotImplementedError: a target that this version does not have, or a
+    GPU older than sm_90. ValueError if either variable is malformed.
     """
     chosen = env.get("MORI_TARGET")
     name = chosen or ("cuda" if _missing_for_cuda() is None else "host")
@@ -55,12 +55,13 @@ def current() -> Target:
             f"MORI_TARGET={name} is not there yet: this version has {', '.join(TARGETS)}. "
             "Unset MORI_TARGET or set it to one of these"
         )
-    if name != "cuda":
-        return TARGETS[name]
-    missing = _missing_for_cuda()
-    if missing:
-        raise RuntimeError(f"MORI_TARGET=cuda, but {missing}. Unset MORI_TARGET, or set it to host to run on CPUs")
-    return replace(TARGETS[name], arch=_cuda_arch())
+    found = TARGETS[name]
+    if found.is_device:
+        missing = _missing_for_cuda()
+        if missing:
+            raise RuntimeError(f"MORI_TARGET=cuda, but {missing}. Unset MORI_TARGET, or set it to host to run on CPUs")
+        found = replace(found, arch=_cuda_arch())
+    return replace(found, contract_wave=env.get("MORI_WAVE_SIZE") or found.contract_wave)
 
 
 def _missing_for_cuda() -> str | None:

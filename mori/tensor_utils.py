@@ -65,7 +65,8 @@ def on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
 
 
 class GpuTensorView:
-    """Raw memory as an object that array libraries understand (DLPack). As `from_gpu_ptr`, it owns nothing."""
+    """Raw memory as an object that array libraries understand: through DLPack, and on GPUs through
+    `__cuda_array_interface__`. As `from_gpu_ptr`, it owns nothing."""
 
     def __init__(self, ptr: int, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.ptr = ptr
@@ -78,6 +79,21 @@ class GpuTensorView:
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 2: whoever reads it sees to the order of streams. Element types that numpy does not have (bf16, fp8,
+        fp4) appear as unsigned integers of their size. AttributeError for host memory, as the protocol wants it."""
+        if self._tensor.device.type == "cpu":
+            raise AttributeError("host memory has no __cuda_array_interface__: use DLPack")
+        return {"shape": self.shape, "typestr": _typestr(self.dtype), "data": (self.ptr, False), "version": 2}
+
+
+def _typestr(dtype: torch.dtype) -> str:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype.str
+    except TypeError:
+        return "|u1" if dtype.itemsize == 1 else f"<u{dtype.itemsize}"
 
 
 def gpu_tensor_view(ptr: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -58,6 +58,8 @@ def test_parse_bytes_refuses(text: str) -> None:
         ("MORI_HOST_ISA", "avx2", "avx2"),
         ("MORI_EP_LAUNCH_CONFIG_MODE", "AUTO", "AUTO"),
         ("MORI_EP_DISP_GEOM", "80, 64,8", (80, 64, 8)),
+        ("MORI_FP8_COMBINE_SCALE_DIM", "1", 1),
+        ("MORI_WAVE_SIZE", "32", 32),
         ("MORI_NODE_ID", "rack 1", "rack 1"),
     ],
 )
@@ -80,6 +82,8 @@ def test_get_parses(monkeypatch: pytest.MonkeyPatch, name: str, text: str, expec
         ("MORI_SHMEM_HEAP_SIZE", "lots", "suffix K, M, G, T"),
         ("MORI_EP_LAUNCH_CONFIG_MODE", "auto", "one of MANUAL, AUTO"),
         ("MORI_TARGET", "rocm", "one of host, cuda, hip"),
+        ("MORI_FP8_COMBINE_SCALE_DIM", "0", "a whole number from 1 to 2147483647"),
+        ("MORI_WAVE_SIZE", "16", "32 or 64"),
         ("MORI_EP_DISP_GEOM", "80,64", "three numbers block,rdma,warp"),
     ],
 )

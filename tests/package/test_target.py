@@ -13,6 +13,16 @@ def test_without_a_gpu_the_default_is_the_host(monkeypatch: pytest.MonkeyPatch) 
     assert (current.name, current.arch, current.contract_wave) == ("host", "host", 64)
 
 
+def test_the_contract_wave_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MORI_TARGET", "host")
+    monkeypatch.setenv("MORI_WAVE_SIZE", "32")
+    assert target.current().contract_wave == 32
+    assert target.TARGETS["host"].contract_wave == 64
+    monkeypatch.setenv("MORI_WAVE_SIZE", "48")
+    with pytest.raises(ValueError, match="MORI_WAVE_SIZE='48'.*expected 32 or 64"):
+        target.current()
+
+
 def test_a_target_that_is_not_there_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MORI_TARGET", "hip")
     with pytest.raises(NotImplementedError, match="MORI_TARGET=hip is not there yet.*has host, cuda"):
