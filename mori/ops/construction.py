@@ -13,7 +13,7 @@ from .config import EpDispatchCombineConfig, Limits, agreed_fields
 if TYPE_CHECKING:
     from mori.cco.resources import AllocatedMemory
 
-    from .engine import EpPlan
+    from .engine import EpPlan, EpShape
 
 
 class OpMemory(NamedTuple):
@@ -36,24 +36,12 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
             f"EpDispatchCombineConfig has rank {limits.rank} of world_size {limits.world_size}, but mori.shmem was "
             f"initialised as rank {made_for.rank} of {made_for.nranks}: they must be equal"
         )
-    from . import engine  # the native core, not needed before the first op
+    from . import engine
 
     if env.get("MORI_ENABLE_SDMA"):
         warnings.warn("MORI_ENABLE_SDMA has no effect: mori moves rows by kernels only", RuntimeWarning, stacklevel=4)
-    path = env.get("MORI_EP_PATH") or "direct"
-    shape = engine.EpShape(
-        world_size=limits.world_size,
-        rank=limits.rank,
-        max_tokens=limits.max_tokens,
-        hidden_dim=limits.hidden_dim,
-        max_element_bytes=int(config.max_token_type_size),
-        scale_dim=limits.scale_dim,
-        scale_element_bytes=limits.scale_type_size,
-        experts_per_rank=limits.experts_per_rank,
-        topk=limits.topk,
-        max_recv_tokens=limits.receive_rows,
-        may_stage=path != "direct",
-    )
+    path = _dispatch_path()
+    shape = shape_of(config, limits)
     layout = engine.layout(shape)
     allocation = session.communicator.allocate_symmetric(
         layout.total_bytes, what="EpDispatchCombineOp", agree={**agreed_fields(config, limits), "MORI_EP_PATH": path}
@@ -78,6 +66,29 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
         registered=span("combine_in_rows", "combine_in_rows"),
         results=span("combine_rows", "combine_weights"),
     )
+
+
+def shape_of(config: EpDispatchCombineConfig, limits: Limits) -> EpShape:
+    """What the memory and the kernels of an op with this config are made for."""
+    from .engine import EpShape  # the native core, not needed before the first op
+
+    return EpShape(
+        world_size=limits.world_size,
+        rank=limits.rank,
+        max_tokens=limits.max_tokens,
+        hidden_dim=limits.hidden_dim,
+        max_element_bytes=int(config.max_token_type_size),
+        scale_dim=limits.scale_dim,
+        scale_element_bytes=limits.scale_type_size,
+        experts_per_rank=limits.experts_per_rank,
+        topk=limits.topk,
+        max_recv_tokens=limits.receive_rows,
+        may_stage=_dispatch_path() != "direct",
+    )
+
+
+def _dispatch_path() -> str:
+    return env.get("MORI_EP_PATH") or "direct"
 
 
 def release(plan: EpPlan, allocation: AllocatedMemory) -> None:

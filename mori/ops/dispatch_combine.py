@@ -13,6 +13,7 @@ import torch
 
 from mori import env
 from mori.errors import NotInitialized
+from mori.jit.config import is_gfx125x as _is_gfx125x
 from mori.shmem import state as shmem_state
 
 from .calls import CallMemo, CombineCall, DispatchCall, storage_bytes
@@ -23,7 +24,7 @@ from .dtypes import TOPK_IDX_DTYPE
 from .kernel_types import QUANT_TYPE_MAP as _QUANT_TYPE_MAP
 from .kernel_types import EpDispatchCombineKernelType, EpDispatchCombineQuantType
 from .kernel_types import normalize_quant_type as _normalize_quant_type
-from .launch import AUTO_LAUNCH, Launch, launch_mode, resolve_launch
+from .launch import LaunchChooser
 from .local_expert_count import count_local_experts
 from .op_attributes import OpAttributes
 from .validation import (
@@ -35,6 +36,7 @@ from .validation import (
     check_registered_rows,
 )
 from .views import ViewCache
+from .warmup import warmup_jit_kernels
 
 __all__ = [
     "TOPK_IDX_DTYPE",
@@ -44,7 +46,9 @@ __all__ = [
     "EpDispatchCombineKernelType",
     "EpDispatchCombineOp",
     "EpDispatchCombineQuantType",
+    "_is_gfx125x",
     "_normalize_quant_type",
+    "warmup_jit_kernels",
 ]
 
 DispatchResult = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", torch.Tensor, torch.Tensor]
@@ -70,9 +74,9 @@ class EpDispatchCombineOp(OpAttributes):
     def __init__(self, config: EpDispatchCombineConfig) -> None:
         limits = check_config(config)
         self.config = config
-        self.launch_config_mode = launch_mode()
-        self._auto = AUTO_LAUNCH[limits.kernel_type] if self.launch_config_mode == "AUTO" else None
+        self._launches = LaunchChooser(config, limits)
         self._limits = limits
+        self._fp8_blockwise_combine_scale_dim = int(env.get("MORI_FP8_COMBINE_SCALE_DIM"))
         self._validates_ids = env.get("MORI_EP_VALIDATE")
         self._ignores_combine_indices = env.get("MORI_EP_LENIENT_INDICES")
         self._outstanding: str | None = None
@@ -118,7 +122,7 @@ class EpDispatchCombineOp(OpAttributes):
         weights: (n, K) float32, or None: received weights are then zeros.
         scales: (n, S) of any dtype of scale_type_size bytes, moved as bytes; None or (n, 0): no scales.
         indices: (n, K) int32 global expert ids. Ids outside [0, W*E) are "no expert": dropped, counted in `stats()`.
-        block_num, rdma_block_num, warp_per_block: launch sizes, used in MANUAL mode if > 0.
+        block_num, rdma_block_num, warp_per_block: launch sizes, used in MANUAL mode if > 0. See docs/tuning.md.
         call_local_expert_count: also fill `local_expert_count`.
 
         Returns (rows (R, h), weights (R, K) float32, scales (R, S), ids (R, K) int32, count (1,) int32): views of the
@@ -142,7 +146,7 @@ class EpDispatchCombineOp(OpAttributes):
             indices = indices.view(torch.int32)
         if self._validates_ids and not self._plan.capturing:
             check_expert_ids(indices, self._limits)  # waits for the stream
-        launch = self._launch(block_num, rdma_block_num, warp_per_block)
+        launch = self._launches.dispatch(input, block_num, rdma_block_num, warp_per_block)
         self._cached_dispatch_launch = launch
         self._dispatch_dtype = input.dtype
         self._plan.dispatch(
@@ -243,7 +247,7 @@ class EpDispatchCombineOp(OpAttributes):
         if weights is not None:
             self._refuse_own_results("weights", weights, weights.shape[0] * self._limits.topk * 4)
         zero_copy = self._reads_registered_buffer(input, call, use_external_inp_buf)
-        launch = self._launch(block_num, rdma_block_num, warp_per_block)
+        launch = self._launches.combine(input, tokens, zero_copy, block_num, rdma_block_num, warp_per_block)
         self._cached_combine_launch = launch
         self._combine_dtype = input.dtype
         self._plan.combine(
@@ -425,9 +429,6 @@ class EpDispatchCombineOp(OpAttributes):
                 f"combine: input has {rows} rows but this rank received {received}: "
                 "pass one row per received row, in that order"
             )
-
-    def _launch(self, block_num: int, rdma_block_num: int, warp_per_block: int) -> Launch:
-        return resolve_launch(self.config, self._auto, block_num, rdma_block_num, warp_per_block)
 
     def _require_no_half(self, call: str) -> None:
         if self._outstanding is not None:

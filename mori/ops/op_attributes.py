@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -9,11 +10,14 @@ import torch.distributed as dist
 
 from .config import EpDispatchCombineConfig, Limits
 from .kernel_types import QUANT_NAMES
-from .launch import Launch, resolve_launch
+from .launch import LaunchChooser
+from .tuning_rules import Rule
 from .validation import check_combine_indices
 
 if TYPE_CHECKING:
     from .engine import EpPlan
+
+_MOST_THREADS = 1024  # of a block, on every GPU
 
 
 def _allgather_with_token_num_padding(input: torch.Tensor, max_token_num: int) -> list[torch.Tensor]:
@@ -32,12 +36,11 @@ class OpAttributes:
 
     config: EpDispatchCombineConfig
     _limits: Limits
-    _auto: Launch | None
+    _launches: LaunchChooser
     _plan: EpPlan
+    _device: torch.device
+    _fp8_blockwise_combine_scale_dim: int
 
-    # Tuned launch rules: none are shipped.
-    _dispatch_rules: None = None
-    _combine_rules: None = None
     _check_combine_indices = staticmethod(check_combine_indices)
     _allgather_with_token_num_padding = staticmethod(_allgather_with_token_num_padding)
 
@@ -64,21 +67,39 @@ class OpAttributes:
     def get_launch_config(
         self, is_dispatch: bool = True, block_num: int = -1, rdma_block_num: int = -1, warp_per_block: int = -1
     ) -> tuple[int, int, int]:
-        """(block_num, rdma_block_num, warp_per_block) that a call with these arguments would get."""
-        return resolve_launch(self.config, self._auto, block_num, rdma_block_num, warp_per_block)
+        """(block_num, rdma_block_num, warp_per_block) of a call with M tokens of H elements of the config's data_type.
+
+        A combine is taken to be zero copy unless the config has `use_external_inp_buf`. In AUTO mode a tuned rule
+        decides, else the built-in table; in MANUAL mode each argument above 0, else the config.
+        """
+        return self._launches.at_capacity(is_dispatch, block_num, rdma_block_num, warp_per_block)
+
+    @property
+    def launch_config_mode(self) -> str:
+        """ "MANUAL" or "AUTO"."""
+        return self._launches.mode
 
     @property
     def auto_block_num(self) -> int | None:
-        """block_num of AUTO mode, None in MANUAL mode; so are the next two."""
-        return None if self._auto is None else self._auto.block_num
+        """block_num of calls without a rule in AUTO mode, None in MANUAL mode; so are the next two."""
+        return self._launches.auto and self._launches.auto.block_num
 
     @property
     def auto_rdma_block_num(self) -> int | None:
-        return None if self._auto is None else self._auto.rdma_block_num
+        return self._launches.auto and self._launches.auto.rdma_block_num
 
     @property
     def auto_warp_per_block(self) -> int | None:
-        return None if self._auto is None else self._auto.warp_per_block
+        return self._launches.auto and self._launches.auto.warp_per_block
+
+    @property
+    def _dispatch_rules(self) -> list[Rule] | None:
+        """Tuned rules, sorted; None in MANUAL mode."""
+        return self._launches.dispatch_rules
+
+    @property
+    def _combine_rules(self) -> list[Rule] | None:
+        return self._launches.combine_rules
 
     @property
     def _qt_str(self) -> str:
@@ -93,6 +114,28 @@ class OpAttributes:
         from mori import cpp
 
         return cpp.native_config(self.config, self._limits)
+
+    @property
+    def _handle_info(self) -> dict[str, int]:
+        """Numbers of the device and of the op; kernel_type and quant_type as ints."""
+        native = self._cpp_config
+        on_gpu = self._device.type != "cpu"
+        return {
+            "multi_processor_count": (
+                torch.cuda.get_device_properties(self._device).multi_processor_count
+                if on_gpu
+                else len(os.sched_getaffinity(0))
+            ),
+            "max_threads": _MOST_THREADS,
+            "world_size": native.world_size,
+            "hidden_dim": native.hidden_dim,
+            "scale_dim": native.scale_dim,
+            "scale_type_size": native.scale_type_size,
+            "fp8_blockwise_combine_scale_dim": self._fp8_blockwise_combine_scale_dim,
+            "fp8_blockwise_combine_scale_type_size": torch.float32.itemsize,
+            "kernel_type": int(native.kernel_type),
+            "quant_type": int(native.quant_type),
+        }
 
     def dispatch_standard_moe(self, *arguments: Any, **options: Any) -> NoReturn:
         """Not built yet: raises NotImplementedError, as the next three do."""

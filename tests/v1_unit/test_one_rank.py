@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import mori
 from mori import shmem
 
 from .test_config import make_config
+from .tuning import combine_rule, rule, write
 
 HIDDEN, TOPK, TOKENS = 16, 2, 4
 
@@ -242,6 +244,66 @@ def test_launch_sizes_of_the_last_calls_are_kept(session: bytes, monkeypatch: py
     op.dispatch(rows, weights, None, ids, 64, 4)
     assert op._cached_dispatch_launch == op.get_launch_config() == (128, 0, 16)
     assert (op.launch_config_mode, op.auto_block_num, op.auto_warp_per_block) == ("AUTO", 128, 16)
+
+
+def test_auto_takes_tuned_rules_and_results_stay_the_same(
+    session: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    manual = make_op()
+    assert (manual._dispatch_rules, manual._combine_rules) == (None, None)
+    rows, weights, _, ids = arguments()
+    expected = [tensor.clone() for tensor in manual.dispatch(rows, weights, None, ids) if tensor is not None]
+    total = manual.combine(rows, None, ids)[0].clone()
+
+    of_call = {"hidden_dim": HIDDEN, "topk": TOPK}
+    rules = [rule(TOKENS - 1, 3, **of_call), rule(TOKENS, 5, **of_call), rule(TOKENS, 7, hidden_dim=1)]
+    rules += [
+        combine_rule(TOKENS, 9, zero_copy=zero_copy, rdma_block_num=zero_copy + 1, **of_call)
+        for zero_copy in (False, True)
+    ]
+    monkeypatch.setenv("MORI_EP_TUNING_CONFIG", str(write(tmp_path / "rules.json", rules)))
+    monkeypatch.setenv("MORI_EP_LAUNCH_CONFIG_MODE", "AUTO")
+    op = make_op()
+    received = op.dispatch(rows, weights, None, ids, 64, 4, 2)
+    assert op._cached_dispatch_launch == op.get_launch_config() == op.get_launch_config(True, 64, 4, 2) == (5, 0, 8)
+    for found, wanted in zip((tensor for tensor in received if tensor is not None), expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert torch.equal(op.combine(rows, None, ids, 64, 4, 2)[0], total)
+    assert op._cached_combine_launch == op.get_launch_config(is_dispatch=False) == (9, 1, 8)
+    buffer = op.get_registered_combine_input_buffer(torch.bfloat16)
+    buffer.copy_(rows)
+    assert torch.equal(op.combine(buffer, None, ids, use_external_inp_buf=0)[0], total)
+    assert op._cached_combine_launch == (9, 2, 8)
+    op.dispatch(rows[: TOKENS - 1], weights[: TOKENS - 1], None, ids[: TOKENS - 1])
+    assert op._cached_dispatch_launch == (3, 0, 8)
+    # What calls without a rule get is what it was.
+    assert (op.auto_block_num, op.auto_rdma_block_num, op.auto_warp_per_block) == (128, 0, 16)
+    assert [len(each) for each in (op._dispatch_rules, op._combine_rules)] == [3, 2]
+
+
+def test_numbers_of_device_and_op(session: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MORI_FP8_COMBINE_SCALE_DIM", "28")
+    op = make_op(scale_dim=3, scale_type_size=4)
+    assert op._handle_info == {
+        "multi_processor_count": len(os.sched_getaffinity(0)),
+        "max_threads": 1024,
+        "world_size": 1,
+        "hidden_dim": HIDDEN,
+        "scale_dim": 3,
+        "scale_type_size": 4,
+        "fp8_blockwise_combine_scale_dim": 28,
+        "fp8_blockwise_combine_scale_type_size": 4,
+        "kernel_type": 0,
+        "quant_type": 0,
+    }
+    assert all(type(number) is int for number in op._handle_info.values())
+    monkeypatch.delenv("MORI_FP8_COMBINE_SCALE_DIM")
+    assert op._fp8_blockwise_combine_scale_dim == 28  # read when the op was built
+    assert make_op()._fp8_blockwise_combine_scale_dim == 56
+    for text in ("0", "-1", "2.5", "many"):
+        monkeypatch.setenv("MORI_FP8_COMBINE_SCALE_DIM", text)
+        with pytest.raises(ValueError, match=f"MORI_FP8_COMBINE_SCALE_DIM='{text}'.*a whole number from 1"):
+            make_op()
 
 
 def test_rank_and_world_must_be_those_of_shmem(session: bytes):
