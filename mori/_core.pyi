@@ -5,6 +5,7 @@ from typing import Any
 MAX_WORLD_SIZE: int
 MAX_BLOCKS: int
 COMM_CONTROL_BYTES: int
+KERNELS: tuple[str, ...]
 
 CUDA_HANDLE_POSIX_DESCRIPTOR: int
 
@@ -15,6 +16,22 @@ def cuda_memory(address: int, bytes: int, ordinal: int) -> Any: ...
 def choose_grid(
     tokens: int, row_bytes: int, *, block_num: int, warps: int, multiprocessors: int
 ) -> tuple[int, int, int, int]: ...
+
+class Describer:
+    def __init__(self, tensor_type: type, exchange_api: Any) -> None: ...
+    def __call__(self, *tensors: Any) -> tuple[Any, ...] | None: ...
+
+class CallExtras:
+    def __init__(
+        self,
+        *,
+        sender_map: int = 0,
+        received_count: int = 0,
+        summary: int = 0,
+        packed_rows: int = 0,
+        packed_sources: int = 0,
+        split: bool = False,
+    ) -> None: ...
 
 class SymmetricMemory:
     @staticmethod
@@ -73,6 +90,7 @@ class EpShape:
         topk: int,
         max_recv_tokens: int,
         may_stage: bool = False,
+        block_scales: int = 0,
     ) -> None: ...
     def regions(self) -> tuple[list[tuple[str, int, int, int]], int]: ...
 
@@ -80,41 +98,19 @@ class Launcher:
     @staticmethod
     def host(isa: str, threads: int, spin_ns: int) -> Launcher: ...
     @staticmethod
-    def cuda(ordinal: int, cubin: bytes, shape: EpShape) -> Launcher: ...
+    def cuda(ordinal: int, shape: EpShape) -> Launcher: ...
 
 class EpPlan:
     def __init__(
         self, communicator: Communicator, memory: MemoryBlock, shape: EpShape, launcher: Launcher, timeout_ns: int
     ) -> None: ...
     def prepare(self) -> None: ...
-    def dispatch(
-        self,
-        input: int,
-        weights: int,
-        scales: int,
-        indices: int,
-        tokens: int,
-        row_bytes: int,
-        scale_bytes: int,
-        dtype: int,
-        block_num: int,
-        warps: int,
-        stream: int,
-    ) -> int: ...
-    def combine(
-        self,
-        input: int,
-        weights: int,
-        input_rows: int,
-        weight_rows: int,
-        tokens: int,
-        row_bytes: int,
-        dtype: int,
-        arithmetic: int,
-        block_num: int,
-        warps: int,
-        stream: int,
-    ) -> int: ...
+    def load(self, kernel: int, code: bytes) -> None: ...
+    # Positional: see csrc/bindings/module.cpp.
+    def dispatch(self, *arguments: Any) -> int: ...
+    def combine(self, *arguments: Any) -> int: ...
+    def receive(self, stream: int) -> int: ...
+    def convert(self, *arguments: Any) -> int: ...
     @property
     def dispatched_tokens(self) -> int | None: ...
     @property

@@ -8,6 +8,7 @@
 #include "../ops/ep_plan.hpp"
 #include "../runtime/host_variant.hpp"
 #include "cuda.hpp"
+#include "describe.hpp"
 #include "dlpack.hpp"
 
 namespace py = pybind11;
@@ -35,17 +36,20 @@ bool signal_raised() {
 }
 
 const char* const region_names[] = {
-    "control",        "dispatch_rows",   "dispatch_weights",   "dispatch_scales", "dispatch_indices", "dispatch_source",
-    "received_count", "combine_in_rows", "combine_in_weights", "combine_rows",    "combine_weights",  "sender_map",
-    "stats",          "landing_rows",    "landing_weights",    "landing_scales",  "landing_indices",  "landing_source",
+    "control",         "dispatch_rows",   "dispatch_weights", "dispatch_scales",    "dispatch_indices",
+    "dispatch_source", "received_count",  "combine_in_rows",  "combine_in_weights", "combine_in_scales",
+    "combine_rows",    "combine_weights", "sender_map",       "expert_places",      "expert_counts",
+    "stats",           "landing_rows",    "landing_weights",  "landing_scales",     "landing_indices",
+    "landing_source",
 };
 static_assert(sizeof(region_names) / sizeof(region_names[0]) == u32(RegionId::count), "a name for every region");
 
 EpShape make_shape(u32 world_size, u32 rank, u32 max_tokens, u32 hidden_dim, u32 max_element_bytes, u32 scale_dim,
-                   u32 scale_element_bytes, u32 experts_per_rank, u32 topk, u32 max_recv_tokens, bool may_stage) {
+                   u32 scale_element_bytes, u32 experts_per_rank, u32 topk, u32 max_recv_tokens, bool may_stage,
+                   u32 block_scales) {
   return {
-      world_size,       rank, max_tokens,      hidden_dim,         max_element_bytes, scale_dim, scale_element_bytes,
-      experts_per_rank, topk, max_recv_tokens, may_stage ? 1u : 0u};
+      world_size,       rank, max_tokens,      hidden_dim,          max_element_bytes, scale_dim, scale_element_bytes,
+      experts_per_rank, topk, max_recv_tokens, may_stage ? 1u : 0u, block_scales};
 }
 
 py::tuple layout_regions(const EpShape& shape) {
@@ -80,8 +84,11 @@ py::dict stats_dict(const EpPlan& plan, u32 world_size, u64 stream) {
   result["combines"] = stats.combines;
   result["no_expert_ids"] = stats.no_expert_ids;
   result["out_of_range_ids"] = stats.out_of_range_ids;
+  result["bytes_sent"] = stats.bytes_sent;
+  result["bytes_received"] = stats.bytes_received;
   result["rows_sent"] = std::vector<u64>(rows, rows + world_size);
   result["rows_received"] = std::vector<u64>(rows + world_size, rows + 2 * world_size);
+  result["last_received"] = std::vector<u64>(rows + 2 * world_size, rows + 3 * world_size);
   return result;
 }
 
@@ -151,7 +158,8 @@ void bind_plan(py::module_& module) {
   py::class_<EpShape>(module, "EpShape")
       .def(py::init(&make_shape), py::kw_only(), py::arg("world_size"), py::arg("rank"), py::arg("max_tokens"),
            py::arg("hidden_dim"), py::arg("max_element_bytes"), py::arg("scale_dim"), py::arg("scale_element_bytes"),
-           py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"), py::arg("may_stage") = false)
+           py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"), py::arg("may_stage") = false,
+           py::arg("block_scales") = 0)
       .def("regions", &layout_regions);
 
   // How kernels are run, for one plan.
@@ -162,14 +170,15 @@ void bind_plan(py::module_& module) {
             return make_host_launcher({isa, threads, spin_ns});
           },
           py::arg("isa"), py::arg("threads"), py::arg("spin_ns"))
-      .def_static(
-          "cuda",
-          [](int ordinal, const py::bytes& cubin, const EpShape& shape) {
-            const std::string code = cubin;
-            const py::gil_scoped_release unlocked;
-            return make_cuda_launcher(ordinal, code, shape);
-          },
-          py::arg("ordinal"), py::arg("cubin"), py::arg("shape"));
+      .def_static("cuda", &make_cuda_launcher, py::arg("ordinal"), py::arg("shape"), Unlocked());
+
+  py::class_<CallExtras>(module, "CallExtras")
+      .def(py::init(
+               [](u64 sender_map, u64 received_count, u64 summary, u64 packed_rows, u64 packed_sources, bool split) {
+                 return CallExtras{sender_map, received_count, summary, packed_rows, packed_sources, split};
+               }),
+           py::kw_only(), py::arg("sender_map") = 0, py::arg("received_count") = 0, py::arg("summary") = 0,
+           py::arg("packed_rows") = 0, py::arg("packed_sources") = 0, py::arg("split") = false);
 
   py::class_<EpPlan>(module, "EpPlan")
       .def(py::init([](std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory,
@@ -179,21 +188,39 @@ void bind_plan(py::module_& module) {
            }),
            py::arg("communicator"), py::arg("memory"), py::arg("shape"), py::arg("launcher"), py::arg("timeout_ns"))
       .def("prepare", &EpPlan::prepare, Unlocked())
+      .def(
+          "load",
+          [](EpPlan& self, u32 kernel, const py::bytes& code) {
+            const std::string copy = code;
+            const py::gil_scoped_release unlocked;
+            self.load(KernelId(kernel), copy);
+          },
+          py::arg("kernel"), py::arg("code"))
       .def("dispatch",
-           [](EpPlan& self, u64 input, u64 weights, u64 scales, u64 indices, u32 tokens, u32 row_bytes, u32 scale_bytes,
-              u32 dtype, int block_num, int warps, u64 stream) {
+           [](EpPlan& self, u32 kernel, u32 tokens, u32 row_bytes, u32 scale_bytes, u32 dtype, u64 input, u64 weights,
+              u64 scales, u64 indices, const CallExtras& extras, int block_num, int warps, u64 stream) {
              return unlocked([&] {
-               return self.dispatch({input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype},
-                                    {block_num, warps, stream});
+               return self.dispatch(
+                   {KernelId(kernel), input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype}, extras,
+                   {block_num, warps, stream});
              });
            })
       .def("combine",
-           [](EpPlan& self, u64 input, u64 weights, u32 input_rows, u32 weight_rows, u32 tokens, u32 row_bytes,
-              u32 dtype, u32 arithmetic, int block_num, int warps, u64 stream) {
+           [](EpPlan& self, u32 kernel, u32 input_rows, u32 weight_rows, u32 row_bytes, u32 dtype, u32 tokens,
+              u64 input, u64 weights, const CallExtras& extras, int block_num, int warps, u64 stream) {
              return unlocked([&] {
                return self.combine(
-                   {input, weights, input_rows, weight_rows, tokens, row_bytes, dtype, Arithmetic(arithmetic)},
+                   {KernelId(kernel), input, weights, input_rows, weight_rows, tokens, row_bytes, dtype}, extras,
                    {block_num, warps, stream});
+             });
+           })
+      .def("receive", [](EpPlan& self, u64 stream) { return unlocked([&] { return self.receive(stream); }); })
+      .def("convert",
+           [](EpPlan& self, u32 kernel, u32 row_bytes, u64 rows, u64 indices, u64 packed_rows, u64 packed_sources,
+              int block_num, int warps, u64 stream) {
+             return unlocked([&] {
+               return self.convert({KernelId(kernel), rows, indices, packed_rows, packed_sources, row_bytes},
+                                   {block_num, warps, stream});
              });
            })
       .def_property_readonly("dispatched_tokens", &EpPlan::dispatched_tokens)
@@ -218,7 +245,13 @@ PYBIND11_MODULE(_core, module) {
   bind_communicator(module);
   bind_plan(module);
   bind_cuda(module);
+  bind_describe(module);
   module.def("host_variant", [](const std::string& name) { return mori_host::select_variant(name.c_str()).name; });
+#define MORI_KERNEL_NAME(name, ...) kernels.append(#name);
+  py::list kernels;
+  MORI_KERNEL_TABLE(MORI_KERNEL_NAME)
+#undef MORI_KERNEL_NAME
+  module.attr("KERNELS") = py::tuple(kernels);
   module.attr("MAX_WORLD_SIZE") = max_world_size;
   module.attr("MAX_BLOCKS") = max_blocks;
   module.attr("COMM_CONTROL_BYTES") = comm_control_bytes;

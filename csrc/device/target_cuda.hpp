@@ -31,6 +31,14 @@ class CudaTarget {
   __device__ u32 thread() const { return threadIdx.x; }
   __device__ u32 threads() const { return blockDim.x; }
   MORI_DEVICE static Mask ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
+  // The largest value among groups of `width` lanes, a power of two.
+  MORI_DEVICE static u32 largest_of_group(u32 value, u32 width) {
+    MORI_ROLLED
+    for (u32 distance = width / 2; distance > 0; distance /= 2) {
+      value = larger(value, __shfl_xor_sync(~0u, value, distance));
+    }
+    return value;
+  }
   MORI_DEVICE static void sync_warp() { __syncwarp(); }
   MORI_DEVICE static void sync_block() { __syncthreads(); }
   template <class Type>
@@ -140,6 +148,17 @@ class CudaTarget {
                    "r"(word[2]), "r"(word[3])
                    : "memory");
     }
+  };
+
+  // A few bytes of a row, in registers. Their loads stay behind an acquire: its asm statement clobbers memory.
+  template <u32 count>
+  struct alignas(count) Bytes {
+    u32 word[count / 4] = {};
+
+    MORI_DEVICE u8 get(u32 e) const { return u8(word[e / 4] >> (e % 4 * 8)); }
+    MORI_DEVICE void set(u32 e, u8 value) { word[e / 4] |= u32(value) << (e % 4 * 8); }  // of a byte that is zero
+    MORI_DEVICE void load(const u8* from) { *this = *reinterpret_cast<const Bytes*>(from); }
+    MORI_DEVICE void store(u8* to) const { *reinterpret_cast<Bytes*>(to) = *this; }
   };
 
   MORI_DEVICE static u64 clock_ns() {

@@ -3,13 +3,14 @@
 // A target is what a kernel needs from the machine, and all it needs. Every target offers:
 //   lanes, Mask                        threads that step together, and an integer with at least a bit for each
 //   block() blocks() warp() warps() lane() thread() threads()     where am I
-//   ballot(p) sync_warp() sync_block() scratch()                  inside a block
+//   ballot(p) largest_of_group(v, n) sync_warp() sync_block() scratch()   inside a block
 //   load/store_system, load_acquire, exchange_zero  single 64-bit words that peers touch; relaxed
 //   add_device, count, add_block       atomics inside this rank / inside this block; relaxed
 //   release_system() acquire_system()  fences; what they order is argued at each use
 //   release_wave() acquire_wave()      what every wave adds before (behind) a block barrier, so that one thread's
 //                                      release behind (acquire before) it covers the whole block
 //   Vector<Stored>                     part of a row, as elements
+//   Bytes<n>                           n bytes of a row
 //   load_indices()                     a few router ids at once
 //   notify(control) / Waiter           how a waiter learns of a word, and gives up the core meanwhile
 //   fan_out(...)                       one row to several places
@@ -60,6 +61,7 @@ class HostTarget {
   u32 thread() const { return 0; }
   u32 threads() const { return 1; }
   static Mask ballot(bool predicate) { return predicate ? 1 : 0; }
+  static u32 largest_of_group(u32 value, u32) { return value; }
   static void sync_warp() {}
   static void sync_block() {}
   template <class Type>
@@ -194,6 +196,16 @@ class HostTarget {
       const u8* from = reinterpret_cast<const u8*>(element);
       streaming ? copy_streaming(to, from, vector_bytes) : void(__builtin_memcpy(to, from, vector_bytes));
     }
+  };
+
+  template <u32 count>
+  struct Bytes {
+    alignas(64) u8 element[count];
+
+    u8 get(u32 e) const { return element[e]; }
+    void set(u32 e, u8 value) { element[e] = value; }
+    void load(const u8* from) { __builtin_memcpy(element, from, count); }
+    void store(u8* to) const { __builtin_memcpy(to, element, count); }
   };
 
   static u64 ticks() { return mori_host_clock_ns(); }

@@ -2,22 +2,20 @@
 //   1. after another combine only: tell every peer that this call was entered and wait for all, so that nobody
 //      overwrites rows that a peer still reads for the previous one (after a dispatch, its counts said as much);
 //   2. the first block to start sends a header to every peer;
-//   3. a few blocks stage the rows for peers (external input, and weight rows) in chunks and flag each chunk;
+//   3. a few blocks stage the rows for peers (external input, and weight rows) in chunks and flag each chunk; some
+//   kinds
+//      of rows are not what was passed, and then a rank's own rows are staged as well;
 //   4. every block waits for the headers of all peers, then fetches its tokens' rows as their chunks become ready;
 //   5. a token's rows are added in ascending k, in f32 from +0.0, and rounded once.
+// Two launches may share a call: the first does steps 1 to 3 and waits for nobody after a dispatch, the second the
+// rest.
 #pragma once
 
-#include "../device/numeric.hpp"
+#include "plain_rows.hpp"
 #include "rendezvous.hpp"
 
 namespace mori {
 inline namespace MORI_VARIANT {
-
-struct RowSource {
-  const u8* row;
-  const u64* ready;      // the word to wait for before the row may be read; null: no wait
-  const float* weights;  // null: no weights from there
-};
 
 struct CombineScratch {
   u64* header;         // [W]
@@ -32,39 +30,52 @@ struct CombineScratch {
   }
 };
 
-template <class T, class Codec>
+template <class T, class Rows>
 class Combine {
-  using Stored = typename Codec::Stored;
   using Mask = typename T::Mask;
-  using Vector = typename T::template Vector<Stored>;
 
  public:
   MORI_DEVICE Combine(T& target, const CombineArgs& args)
-      : t(target), a(args), s(target, args.ep, !stages()), scratch(target.template scratch<void>(), args.ep.world()) {}
+      : t(target),
+        a(args),
+        s(target, args.ep, !stages()),
+        summary(*args.routing.summary),
+        scratch(target.template scratch<void>(), args.ep.world()) {}
 
   MORI_DEVICE void run() {
     s.pass(Point::entered);
     bool sound = !s.aborted;
-    if (s.before.kind == CallKind::combine) {
-      const bool is_first = s.draw() == 0;
-      sound = s.agree(sound && await_entered(is_first));
+    if (half(half_send)) {
+      sound = send(sound);
+      s.pass(Point::staged);
     }
-    if (sound && t.thread() == 0) send_header();
-    if (stages()) {
-      const u32 ticket = s.draw();
-      sound = s.agree(sound);
-      if (sound && ticket < a.stagers) stage_chunks(ticket);
-    }
-    s.pass(Point::staged);
+    if (!half(half_receive)) return s.leave();
     reduce_share(sound);
     s.pass(Point::folded);
   }
 
  private:
-  MORI_DEVICE bool stages() const { return a.input != nullptr || a.weights != nullptr; }
+  MORI_DEVICE bool half(Half which) const { return MORI_MAY_STAGE == 0 || (a.halves & which) != 0; }
+  MORI_DEVICE bool stages() const { return Rows::packed || a.input != nullptr || a.weights != nullptr; }
+  // The rows that this rank passes to itself are staged like all others, or read where they are.
+  MORI_DEVICE bool stages_own() const { return Rows::stages_own || !half(half_send) || !half(half_receive); }
   MORI_DEVICE Header header() const {
-    const u32 flags = (a.weights != nullptr ? u32(header_weights) : 0) | (stages() ? u32(header_chunked) : 0);
+    const u32 flags = (a.weights != nullptr ? u32(header_weights) : 0) | (stages() ? u32(header_chunked) : 0) |
+                      (Rows::quantised ? u32(header_quantised) : 0);
     return {a.row_bytes, a.dtype, CallKind::combine, flags};
+  }
+
+  MORI_DEVICE bool send(bool sound) {
+    if (s.before.kind == CallKind::combine) {
+      const bool is_first = s.draw() == 0;
+      sound = s.agree(sound && await_entered(is_first));
+    }
+    if (sound && t.thread() == 0) send_header();
+    if (!stages()) return sound;
+    const u32 ticket = s.draw();
+    sound = s.agree(sound);
+    if (sound && ticket < a.stagers) stage_chunks(ticket);
+    return sound;
   }
 
   // The entered word guards no data: a relaxed store tells that this rank ended its previous combine, an earlier
@@ -104,11 +115,11 @@ class Combine {
   }
 
   // Chunks are claimed, not tied to block numbers, and no block that stages waits before all are taken: one resident
-  // block per rank is enough. A block's ticket is its first chunk, further ones are drawn. Rows that came from this
-  // rank itself are read where the caller has them.
+  // block per rank is enough. A block's ticket is its first chunk, further ones are drawn.
   MORI_DEVICE void stage_chunks(u32 chunk) {
-    const u32 rows = s.before.received, shift = chunk_shift(rows), chunks = (rows + (1u << shift) - 1) >> shift;
-    const u32 own_begin = s.before.own_first, own_end = own_begin + s.before.own_rows;
+    const u32 rows = summary.received, shift = chunk_shift(rows), chunks = (rows + (1u << shift) - 1) >> shift;
+    const u32 own_begin = stages_own() ? rows : summary.own_first;  // to be left out
+    const u32 own_end = stages_own() ? rows : own_begin + summary.own_rows;
     MORI_ROLLED
     while (chunk < chunks) {
       const u32 begin = chunk << shift, end = smaller(rows, begin + (1u << shift));
@@ -127,15 +138,14 @@ class Combine {
     }
   }
 
-  // Rows [begin, end) but for the own ones; when they are few, a row is split over several warps. Rows beyond those
-  // that were passed become zeros: never an earlier call's rows.
+  // Rows [begin, end) but for the own ones; when they are few, a row is split over several warps.
   MORI_DEVICE void stage_rows(u32 begin, u32 end, u32 own_begin, u32 own_end) {
-    const u32 topk = a.ep.topk(), parts = (t.warps() + end - begin - 1) / (end - begin);
+    const u32 topk = a.ep.topk(), parts = Rows::splits_rows ? (t.warps() + end - begin - 1) / (end - begin) : 1;
     MORI_ROLLED
     for (u32 item = t.warp(); item < (end - begin) * parts; item += t.warps()) {
       const u32 row = begin + item / parts, part = item % parts;
       if (row >= own_begin && row < own_end) continue;
-      if (a.input != nullptr) stage_row(row, RowPart(a.row_bytes, part, parts));
+      if (Rows::packed || a.input != nullptr) Rows::stage(t, a, row, RowPart(a.row_bytes, part, parts));
       if (a.weights == nullptr || part != 0) continue;
       float* to = s.ep.template own<float>(RegionId::combine_in_weights, u64(row) * topk * 4);
       MORI_ROLLED
@@ -143,16 +153,6 @@ class Combine {
         to[k] = row < a.weight_rows ? a.weights[u64(row) * topk + k] : 0.0f;
       }
     }
-  }
-
-  MORI_DEVICE void stage_row(u32 row, const RowPart& part) {
-    const RowTarget to{s.ep.template own<u8>(RegionId::combine_in_rows, u64(row) * a.row_bytes)};
-    if (row < a.input_rows) {
-      t.fan_out(&to, 1, a.input + u64(row) * a.row_bytes, part.begin, part.end, a.streaming != 0);
-      return;
-    }
-    MORI_ROLLED
-    for (u32 byte = part.begin + t.lane(); byte < part.end; byte += T::lanes) to.address[byte] = 0;
   }
 
   MORI_DEVICE bool await_peers() {
@@ -181,7 +181,7 @@ class Combine {
       const bool has_item = item < share.end;
       if (waited && !has_item) break;
       const u32 token = item / a.parts;
-      u32 count = has_item && token < s.before.tokens ? find_sources(token, sources) : 0;
+      u32 count = has_item && token < summary.tokens ? find_sources(token, sources) : 0;
       t.sync_warp();
       if (!waited) {
         waited = true;
@@ -191,7 +191,7 @@ class Combine {
       if (!sound || !await_rows(sources, count)) count = 0;
       const u32 part = item % a.parts;
       u8* out = s.ep.template own<u8>(RegionId::combine_rows, u64(token) * a.row_bytes);
-      add_rows(sources, count, out, RowPart(a.row_bytes, part, a.parts));
+      Rows::add(t, a, sources, count, out, RowPart(a.row_bytes, part, a.parts));
       if (part == 0 && a.weights != nullptr) add_weights(sources, count, token);
       t.sync_warp();
     }
@@ -213,8 +213,8 @@ class Combine {
   // Where the token's rows are, in ascending k.
   MORI_DEVICE u32 find_sources(u32 token, RowSource* sources) {
     const u32 topk = a.ep.topk();
-    const u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
-    const u32* received = reinterpret_cast<const u32*>(s.ep.word(s.rank(), s.words.received(0)));
+    const u32* map = a.routing.sender_map + u64(token) * topk;
+    const u32* received_by = a.routing.summary->received_by();
     u32 count = 0;
     MORI_ROLLED
     for (u32 start = 0; start < topk; start += T::lanes) {
@@ -225,25 +225,28 @@ class Combine {
       const Mask chosen = t.ballot(valid);
       if (valid) {
         sources[count + population(chosen & bits_below<Mask>(t.lane()))] =
-            rank == s.rank() ? own_source(slot) : peer_source(rank, slot, chunk_shift(received[rank]));
+            rank == s.rank() && !stages_own() ? own_source(slot)
+                                              : staged_source(rank, slot, chunk_shift(received_by[rank]));
       }
       count += population(chosen);
     }
     return count;
   }
 
-  MORI_DEVICE RowSource peer_source(u32 rank, u32 slot, u32 shift) {
-    return {s.ep.template at<u8>(rank, RegionId::combine_in_rows, u64(slot) * a.row_bytes),
+  MORI_DEVICE RowSource staged_source(u32 rank, u32 slot, u32 shift) {
+    const u32 scales = Rows::quantised ? a.ep.shape.block_scales : 0;
+    return {s.ep.template at<u8>(rank, RegionId::combine_in_rows, u64(slot) * Rows::staged_bytes(a.row_bytes)),
             s.ep.word(s.rank(), s.words.ready(s.parity, rank, slot >> shift)),
-            s.ep.template at<float>(rank, RegionId::combine_in_weights, u64(slot) * a.ep.topk() * 4)};
+            s.ep.template at<float>(rank, RegionId::combine_in_weights, u64(slot) * a.ep.topk() * 4),
+            s.ep.template at<float>(rank, RegionId::combine_in_scales, u64(slot) * scales * 4)};
   }
 
-  // A row that this rank passes to itself; null beyond the rows that were passed.
+  // A row that this rank passes to itself, where it is; null beyond the rows that were passed.
   MORI_DEVICE RowSource own_source(u32 slot) {
     const u8* row = s.ep.template own<u8>(RegionId::combine_in_rows, u64(slot) * a.row_bytes);
     if (a.input != nullptr) row = slot < a.input_rows ? a.input + u64(slot) * a.row_bytes : nullptr;
     const bool weighted = a.weights != nullptr && slot < a.weight_rows;
-    return {row, nullptr, weighted ? a.weights + u64(slot) * a.ep.topk() : nullptr};
+    return {row, nullptr, weighted ? a.weights + u64(slot) * a.ep.topk() : nullptr, nullptr};
   }
 
   // Waits until the chunks of all rows are ready, each lane for one row; a row beyond those passed is dropped.
@@ -275,97 +278,6 @@ class Combine {
     return u32(index) / max_staging_chunks;
   }
 
-  // Bytes of the rows: whole vectors first, what is left by single elements.
-  MORI_DEVICE void add_rows(const RowSource* sources, u32 count, u8* out, const RowPart& part) {
-    constexpr u32 vector = T::vector_bytes, stride = T::lanes * vector;
-    u32 rest = part.begin;
-    if (vectors_fit()) {
-      rest = part.end - (part.end - part.begin) % vector;
-      MORI_ROLLED
-      for (u32 at = part.begin + t.lane() * vector; at < rest; at += T::vectors_in_flight * stride) {
-        add_vectors(sources, count, out, at, rest, stride);
-      }
-    }
-    MORI_ROLLED
-    for (u32 at = rest + t.lane() * u32(sizeof(Stored)); at < part.end; at += T::lanes * u32(sizeof(Stored))) {
-      float sum = 0.0f;
-      MORI_ROLLED
-      for (u32 i = 0; i < count; ++i) {
-        if (sources[i].row == nullptr) continue;
-        sum += Codec::decode(*reinterpret_cast<const Stored*>(sources[i].row + at));
-      }
-      *reinterpret_cast<Stored*>(out + at) = Codec::encode(sum);
-    }
-  }
-
-  MORI_DEVICE bool vectors_fit() const {
-    return (a.row_bytes | u32(reinterpret_cast<u64>(a.input))) % T::vector_alignment == 0;
-  }
-
-  // Several vectors of a lane at once, and two rows at once, keep loads under way; the order of addition stays.
-  MORI_DEVICE void add_vectors(const RowSource* sources, u32 count, u8* out, u32 at, u32 end, u32 stride) {
-    constexpr u32 flight = T::vectors_in_flight;
-    float sum[flight][Vector::elements];
-    MORI_UNROLL
-    for (u32 v = 0; v < flight; ++v) {
-      MORI_UNROLL
-      for (u32 e = 0; e < Vector::elements; ++e) sum[v][e] = 0.0f;
-    }
-    MORI_ROLLED
-    for (u32 i = 0; i < count; i += 2) {
-      const u8* row = sources[i].row;
-      const u8* next = i + 1 < count ? sources[i + 1].row : nullptr;
-      if (row == nullptr) row = next, next = nullptr;
-      Vector held[flight], held_next[flight];
-      fetch(held, row, at, end, stride);
-      fetch(held_next, next, at, end, stride);
-      if (row != nullptr && next != nullptr) {
-        add(sum, held, held_next);
-      } else if (row != nullptr) {
-        add(sum, held);
-      }
-    }
-    MORI_UNROLL
-    for (u32 v = 0; v < flight; ++v) {
-      if (at + v * stride >= end) break;
-      Vector rounded;
-      MORI_UNROLL
-      for (u32 e = 0; e < Vector::elements; ++e) rounded.set(e, Codec::encode(sum[v][e]));
-      rounded.store(out + at + v * stride, a.streaming != 0);
-    }
-  }
-
-  template <u32 flight>
-  MORI_DEVICE void fetch(Vector (&held)[flight], const u8* row, u32 at, u32 end, u32 stride) {
-    if (row == nullptr) return;
-    MORI_UNROLL
-    for (u32 v = 0; v < flight; ++v) {
-      if (at + v * stride < end) held[v].load(row + at + v * stride);
-    }
-  }
-
-  template <u32 flight>
-  MORI_DEVICE void add(float (&sum)[flight][Vector::elements], const Vector (&held)[flight]) {
-    MORI_UNROLL
-    for (u32 v = 0; v < flight; ++v) {
-      MORI_UNROLL
-      for (u32 e = 0; e < Vector::elements; ++e) sum[v][e] += Codec::decode(held[v].get(e));
-    }
-  }
-
-  // The same as adding one after the other, but the sums are touched once.
-  template <u32 flight>
-  MORI_DEVICE void add(float (&sum)[flight][Vector::elements], const Vector (&first)[flight],
-                       const Vector (&second)[flight]) {
-    MORI_UNROLL
-    for (u32 v = 0; v < flight; ++v) {
-      MORI_UNROLL
-      for (u32 e = 0; e < Vector::elements; ++e) {
-        sum[v][e] = sum[v][e] + Codec::decode(first[v].get(e)) + Codec::decode(second[v].get(e));
-      }
-    }
-  }
-
   MORI_DEVICE void add_weights(const RowSource* sources, u32 count, u32 token) {
     const u32 topk = a.ep.topk();
     float* out = s.ep.template own<float>(RegionId::combine_weights, u64(token) * topk * 4);
@@ -389,6 +301,7 @@ class Combine {
   T& t;
   const CombineArgs& a;
   Session<T> s;
+  RoutingSummary summary;  // of the dispatch that this combine belongs to
   CombineScratch scratch;
 };
 

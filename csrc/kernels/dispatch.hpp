@@ -6,65 +6,24 @@
 //   4. direct: rows go straight to their slots, ordered by (source rank, token). Staged: before step 3 and without any
 //      wait, rows went to this rank's landing area at the destination; after step 3 the destination moves them;
 //   5. every block tells every peer that its rows are there; the last one waits to be told by all blocks of all peers.
-// Each source chooses its path for each call and says so in its header; a receiver takes any mix.
+// Each source chooses its path for each call and says so in its header; a receiver takes any mix. A staged dispatch may
+// be two launches, the first of which ends before step 3. A replay sends new rows the way an earlier dispatch noted.
 #pragma once
 
+#include "dispatch_scratch.hpp"
+#include "pack.hpp"
 #include "rendezvous.hpp"
 
 namespace mori {
 inline namespace MORI_VARIANT {
 
-constexpr u32 dispatch_tile = 128;  // tokens whose positions a block keeps in its scratch memory at once
 constexpr u32 move_chunk_rows = 8;  // landed rows that a block moves before it claims more
 
-struct Slot {
-  u32 rank;
-  u32 slot;
-};
+// plain: by expert ids. replay: by the sender map of an earlier dispatch. packed: by ids, and the rows received are put
+// into the order of their experts as well.
+enum class DispatchKind { plain, replay, packed };
 
-// A block's scratch memory. Sizes depend on the world, so the arrays are carved, not declared.
-struct DispatchScratch {
-  u32* total;          // [W] rows this rank sends to each
-  u32* before;         // [W] of them, those of tokens before the block's share
-  u32* next;           // [W] the same, moving on from tile to tile
-  u32* base;           // [W] slot of this rank's first row at each
-  u32* received;       // [W] rows each rank receives in all
-  u32* from;           // [W] rows this rank receives from each
-  u32* blocks;         // [W] blocks that send them
-  u64* header;         // [W]
-  u64* mask;           // [tile][mask words] destinations of a token
-  u32* position;       // [tile][W] row number of the token among this rank's rows for that destination
-  Slot* slots;         // [warps][W] where the row in hand goes
-  RowTarget* targets;  // [warps][W]
-
-  MORI_SHARED_CODE DispatchScratch(void* memory, u32 world, u32 warps) {
-    u64 cursor = reinterpret_cast<u64>(memory) + sizeof(BlockFlags);
-    take(cursor, header, world);
-    take(cursor, mask, dispatch_tile * ((world + 63) / 64));
-    take(cursor, targets, warps * world);
-    take(cursor, slots, warps * world);
-    take(cursor, total, world);
-    take(cursor, before, world);
-    take(cursor, next, world);
-    take(cursor, base, world);
-    take(cursor, received, world);
-    take(cursor, from, world);
-    take(cursor, blocks, world);
-    take(cursor, position, dispatch_tile * world);
-    end = cursor;
-  }
-  MORI_SHARED_CODE static u64 bytes(u32 world, u32 warps) { return DispatchScratch(nullptr, world, warps).end; }
-
- private:
-  template <class Type>
-  MORI_SHARED_CODE static void take(u64& cursor, Type*& array, u64 count) {
-    array = reinterpret_cast<Type*>(cursor);
-    cursor += count * sizeof(Type);
-  }
-  u64 end;
-};
-
-template <class T>
+template <class T, DispatchKind kind = DispatchKind::plain>
 class Dispatch {
   using Mask = typename T::Mask;
   static constexpr u32 span = 8 * sizeof(Mask);  // destinations per mask
@@ -84,37 +43,50 @@ class Dispatch {
   MORI_DEVICE void run() {
     clear_counters();
     s.pass(Point::entered);
-    count_rows();
-    s.pass(Point::counted);
-    if (s.draw() == 0 && !s.aborted) announce();
-    s.pass(Point::announced);
-    if (staged() && s.agree(!s.aborted)) send_share<Pass::landing>();
+    if (half(half_send)) {
+      count_rows();
+      s.pass(Point::counted);
+    }
+    const bool is_first = s.draw() == 0;
+    if (half(half_send)) {
+      if (is_first && !s.aborted) announce();
+      s.pass(Point::announced);
+      if (staged() && s.agree(!s.aborted)) send_share<Pass::landing>();
+    }
+    half(half_receive) ? receive() : s.leave();
+  }
+
+ private:
+  // Where a pass over the block's share puts rows and small data: into their slots, or into the landing areas.
+  enum class Pass { direct, landing };
+
+  MORI_DEVICE bool half(Half which) const { return MORI_MAY_STAGE == 0 || (a.halves & which) != 0; }
+
+  MORI_DEVICE void receive() {
     const bool heard = s.agree(!s.aborted && await_peers());
     s.pass(Point::heard);
     CallFault fault{};
     if (heard) fault = find_fault();
-    const bool delivers = heard && fault.kind == CallFaultKind::none, moves = delivers && some_landed();
-    // Unless rows are to be moved, the block needs the call's state no more: the arrival's latency passes behind the
+    const bool delivers = heard && fault.kind == CallFaultKind::none;
+    const bool goes_on = delivers && (packs() || some_landed());
+    // Unless rows are to be moved on, the block needs the call's state no more: the arrival's latency passes behind the
     // copying.
     u32 arrived = 0;
-    if (t.thread() == 0 && !moves) arrived = T::add_device(&s.state->arrived, 1);
-    if (delivers) staged() ? send_share<Pass::map>() : send_share<Pass::direct>();
+    if (t.thread() == 0 && !goes_on) arrived = T::add_device(&s.state->arrived, 1);
+    if (delivers) staged() ? place_map() : send_share<Pass::direct>();
     s.pass(Point::copied);
     if (!staged() && heard) flag_rows();
-    if (moves) move_landed();
-    if (t.thread() == 0 && moves) arrived = T::add_device(&s.state->arrived, 1);
+    if (goes_on && all_started()) packs() ? pack_received() : move_landed();
+    if (t.thread() == 0 && goes_on) arrived = T::add_device(&s.state->arrived, 1);
     finish(arrived, heard, fault);
   }
 
- private:
-  // What a pass over the block's share does: rows and small data to their slots, or to the landing areas, and the
-  // sender map, which needs the slots.
-  enum class Pass { direct, landing, map };
-
-  MORI_DEVICE bool staged() const { return MORI_MAY_STAGE != 0 && a.staged != 0; }
+  MORI_DEVICE static constexpr bool replays() { return kind == DispatchKind::replay; }
+  MORI_DEVICE static constexpr bool packs() { return kind == DispatchKind::packed; }
+  MORI_DEVICE bool staged() const { return MORI_MAY_STAGE != 0 && !packs() && a.staged != 0; }
   MORI_DEVICE Header header() const {
     const u32 flags = (staged() ? u32(header_staged_path) : 0u) | (a.scale_bytes != 0 ? u32(header_scales) : 0u);
-    return {a.row_bytes, a.dtype, CallKind::dispatch, flags};
+    return {a.row_bytes, a.dtype, CallKind::dispatch, flags | (packs() ? u32(header_packed) : 0u)};
   }
 
   MORI_DEVICE void clear_counters() {
@@ -126,13 +98,20 @@ class Dispatch {
     t.sync_block();
   }
 
-  // The rank that owns an expert; for an id that names no expert, a number no mask word reaches.
-  MORI_DEVICE u32 rank_of(i32 id) const { return u32(id) < experts ? a.ep.owner(u32(id)) : ~0u; }
+  // What says where each token goes: its ids, or, in a replay, what became of them.
+  MORI_DEVICE const i32* routes() const {
+    return replays() ? reinterpret_cast<const i32*>(a.routing.sender_map) : a.indices;
+  }
+  // The rank that a route leads to; for one that leads nowhere, a number no mask word reaches.
+  MORI_DEVICE u32 rank_of(i32 route) const {
+    if (replays()) return u32(route) < a.ep.null_index() ? u32(route) / a.ep.flat_stride() : ~0u;
+    return u32(route) < experts ? a.ep.owner(u32(route)) : ~0u;
+  }
 
   // Bit d: some expert of the token lives on live rank first + d. Ids outside the experts name nobody.
   MORI_DEVICE Mask destinations(u32 token, u32 first) const {
     const u32 topk = a.ep.topk();
-    const i32* ids = a.indices + u64(token) * topk;
+    const i32* ids = routes() + u64(token) * topk;
     Mask mask = 0;
     MORI_UNROLL_TWICE
     for (u32 k = 0; k < topk; k += 4) {
@@ -236,6 +215,7 @@ class Dispatch {
         continue;
       }
       t.add_block(&scratch.received[column], value);
+      if (source == s.rank()) scratch.total[column] = value;  // as counted, if by another launch
       if (source < s.rank()) t.add_block(&scratch.base[column], value);
       if (column == s.rank()) scratch.from[source] = value;
     }
@@ -310,10 +290,6 @@ class Dispatch {
   template <Pass pass>
   MORI_DEVICE void do_item(u32 tile, u32 token, u32 item) {
     const u32 i = token - tile;
-    if (pass == Pass::map) {
-      if (item == a.parts) write_sender_map(i, token);
-      return;
-    }
     Slot* slots = scratch.slots + t.warp() * s.world();
     u32 count = 0;
     MORI_ROLLED
@@ -331,7 +307,7 @@ class Dispatch {
     t.sync_warp();
     if (item == a.parts) {
       send_small_data<pass>(token, slots, count);
-      if (pass == Pass::direct) write_sender_map(i, token);
+      if (!replays()) write_sender_map(i, token);
     } else {
       const RowPart part(a.row_bytes, item, a.parts);
       send_bytes(slots, count, in(pass, RegionId::dispatch_rows), a.row_bytes, a.input + u64(token) * a.row_bytes,
@@ -382,11 +358,11 @@ class Dispatch {
                RowPart(a.scale_bytes, 0, 1));
   }
 
-  // Entry (token, k): the flat index of the row at its destination, for the first k that names the destination.
+  // Before the counts of all ranks are known, slots are still numbers among this rank's own rows.
   MORI_DEVICE void write_sender_map(u32 i, u32 token) {
     const u32 topk = a.ep.topk();
     const i32* ids = a.indices + u64(token) * topk;
-    u32* map = s.ep.template own<u32>(RegionId::sender_map, u64(token) * topk * 4);
+    u32* map = a.routing.sender_map + u64(token) * topk;
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
     MORI_ROLLED
     for (u32 k = t.lane(); k < topk; k += T::lanes) {
@@ -396,6 +372,17 @@ class Dispatch {
       for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
       map[k] = kept ? d * a.ep.flat_stride() + slot_at(i, d) : a.ep.null_index();
       if (d == ~0u) T::count(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
+    }
+  }
+
+  // Turns those numbers into slots: the entries that this block wrote, or would have written in a launch like this one.
+  MORI_DEVICE void place_map() {
+    if (replays()) return;
+    const u32 topk = a.ep.topk(), end = share.end / items * topk;
+    MORI_ROLLED
+    for (u32 entry = share.begin / items * topk + t.thread(); entry < end; entry += t.threads()) {
+      const u32 flat = a.routing.sender_map[entry];
+      if (flat < a.ep.null_index()) a.routing.sender_map[entry] = flat + scratch.base[flat / a.ep.flat_stride()];
     }
   }
 
@@ -430,14 +417,18 @@ class Dispatch {
     return some;
   }
 
-  // Rows that staged sources have landed here are moved in claimed chunks, by the blocks that find every block of this
-  // launch started. Only those may wait: the words they wait for come from blocks that run, or from peers that owe
+  // What waits for peers' rows and then works on them is done in claimed chunks, by the blocks that find every block of
+  // this launch started. Only those may wait: the words they wait for come from blocks that run, or from peers that owe
   // nothing to blocks of this rank which could not start. The last block to start always finds it so.
-  MORI_DEVICE void move_landed() {
+  MORI_DEVICE bool all_started() {
     t.sync_block();
     if (t.thread() == 0) s.flags->drawn = T::add_device(&s.state->ticket, 0);
     t.sync_block();
-    if (s.flags->drawn != t.blocks()) return;
+    return s.flags->drawn == t.blocks();
+  }
+
+  // Rows that staged sources have landed here, into their slots.
+  MORI_DEVICE void move_landed() {
     u32 base = 0, chunks_before = 0, chunk = s.claim();
     MORI_ROLLED
     for (u32 source = 0; source < s.world(); base += scratch.from[source], ++source) {
@@ -457,6 +448,26 @@ class Dispatch {
       }
       chunks_before += chunks;
     }
+  }
+
+  // Rows as they lie in their slots, into the places of their experts. All sources are direct, for headers are
+  // compared.
+  MORI_DEVICE void pack_received() {
+    bool arrived = true;
+    MORI_ROLLED
+    for (u32 source = 0; source < s.world() && arrived; ++source) {
+      if (s.live(source)) arrived = await_rows(source);
+    }
+    if (!s.agree(arrived)) return;
+    T::acquire_wave();
+    const ReceivedRows rows{s.ep.template own<u8>(RegionId::dispatch_rows),
+                            s.ep.template own<i32>(RegionId::dispatch_indices), scratch.received[s.rank()], a.row_bytes,
+                            a.parts};
+    Packer<T> packer(t, a.ep, a.packed, rows, scratch.end);
+    u32 chunk = s.claim();
+    MORI_ROLLED
+    for (; chunk < packer.chunks(); chunk = s.claim()) packer.pack(chunk);
+    if (chunk == packer.chunks()) packer.write_counts();
   }
 
   MORI_DEVICE void move_item(u32 from, u32 to, u32 item) {
@@ -498,16 +509,16 @@ class Dispatch {
 
   MORI_DEVICE void record(bool delivered, const CallFault& fault) {
     const u32 received = delivered ? scratch.received[s.rank()] : 0;
-    *s.ep.template own<u32>(RegionId::received_count) = received;
-    LastCall& last = s.state->last;
-    last.received = received;
-    last.tokens = delivered ? a.tokens : 0;
-    last.dispatched = 1;
-    last.own_first = scratch.base[s.rank()];
-    last.own_rows = delivered ? scratch.from[s.rank()] : 0;
-    u32* all = reinterpret_cast<u32*>(s.ep.word(s.rank(), s.words.received(0)));
-    MORI_ROLLED
-    for (u32 peer = 0; peer < s.world(); ++peer) all[peer] = delivered ? scratch.received[peer] : 0;
+    if (!replays()) {
+      RoutingSummary* summary = a.routing.summary;
+      *summary = {delivered ? a.tokens : 0, received, scratch.base[s.rank()], delivered ? scratch.from[s.rank()] : 0};
+      MORI_ROLLED
+      for (u32 peer = 0; peer < s.world(); ++peer) {
+        summary->received_by()[peer] = delivered ? scratch.received[peer] : 0;
+      }
+      *a.routing.received_count = received;
+    }
+    s.state->last.received = received;
     if (fault.kind != CallFaultKind::none) s.state->fault = fault;
     s.close_call(CallKind::dispatch);
   }
@@ -515,12 +526,16 @@ class Dispatch {
   MORI_DEVICE void count_stats() {
     OpStats* stats = s.ep.template own<OpStats>(RegionId::stats);
     u64* rows_sent = reinterpret_cast<u64*>(stats + 1);
+    const u64 bytes = a.row_bytes + a.scale_bytes + 8 * a.ep.topk() + 4;
     if (t.thread() == 0) T::count(&stats->dispatches, 1);
     MORI_ROLLED
     for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
       if (!s.live(peer)) continue;
       T::count(&rows_sent[peer], scratch.total[peer]);
       T::count(&rows_sent[s.world() + peer], scratch.from[peer]);
+      T::count(&stats->bytes_sent, scratch.total[peer] * bytes);
+      T::count(&stats->bytes_received, scratch.from[peer] * bytes);
+      rows_sent[2 * s.world() + peer] = scratch.received[peer];
     }
   }
 

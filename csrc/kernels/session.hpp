@@ -83,11 +83,14 @@ class Session {
     return flags->drawn;
   }
 
-  // By one thread, when every block of this call has read the state and drawn its tickets for the last time.
-  MORI_DEVICE void close_call(CallKind kind) {
+  // By one thread, when every block of this launch has read the state and drawn its tickets for the last time.
+  MORI_DEVICE void close_launch() {
     state->ticket = 0;
     state->arrived = 0;
     state->stage_ticket = 0;
+  }
+  MORI_DEVICE void close_call(CallKind kind) {
+    close_launch();
     state->last.kind = kind;
     state->last.call = call;
   }
@@ -110,6 +113,11 @@ class Session {
     for (u32 peer = 0; peer < world(); ++peer) {
       if (live(peer)) send_word(peer, control_offset, value);
     }
+  }
+
+  // Ends a launch that sends only: the call goes on in another one.
+  MORI_DEVICE void leave() {
+    if (target.thread() == 0 && T::add_device(&state->arrived, 1) == target.blocks() - 1) close_launch();
   }
 
   // Marks the passing of a point: for traces, and for tests that delay blocks at random.

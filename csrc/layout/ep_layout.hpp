@@ -20,6 +20,7 @@ struct EpShape {
   u32 topk;              // K
   u32 max_recv_tokens;   // R: most rows one rank may receive
   u32 may_stage;         // 1: some source may take the staged path, so there are landing areas
+  u32 block_scales;      // scales per row that combine sends when it quantises block-wise; 0: it does not
 
   MORI_SHARED_CODE u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
   MORI_SHARED_CODE u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }
@@ -39,14 +40,22 @@ struct CallFault {
 };
 
 // What a call finds: one aligned record, so that a kernel learns it in one go.
-struct alignas(32) LastCall {
-  u64 call;        // calls completed, dispatches and combines alike
-  CallKind kind;   // of the last completed call
-  u32 tokens;      // of the last dispatch
-  u32 received;    // rows of the last dispatch
-  u32 dispatched;  // 1 after the first dispatch
-  u32 own_first;   // rows [own_first, own_first + own_rows) of those received came from this rank itself
+struct alignas(16) LastCall {
+  u64 call;       // calls completed, dispatches and combines alike
+  CallKind kind;  // of the last completed call
+  u32 received;   // rows of the last dispatch
+};
+
+// What a combine has to know of the dispatch that it belongs to, beside the sender map.
+struct RoutingSummary {
+  u32 tokens;     // that this rank dispatched
+  u32 received;   // rows that it got
+  u32 own_first;  // rows [own_first, own_first + own_rows) of these came from this rank itself
   u32 own_rows;
+  // followed by u32 received_by[W], the rows that each rank got
+
+  MORI_SHARED_CODE u32* received_by() { return reinterpret_cast<u32*>(this + 1); }
+  MORI_SHARED_CODE const u32* received_by() const { return reinterpret_cast<const u32*>(this + 1); }
 };
 
 // Fixed part of the control region. Only this rank's own kernels touch it.
@@ -64,7 +73,9 @@ struct OpStats {
   u64 combines;
   u64 no_expert_ids;  // -1 in the router's ids
   u64 out_of_range_ids;
-  // followed by u64 rows_sent[W], rows_received[W]
+  u64 bytes_sent;  // of dispatched rows with all that belongs to them
+  u64 bytes_received;
+  // followed by u64 rows_sent[W], rows_received[W], last_received[W]: what each rank got in the last dispatch
 };
 
 enum class RegionId : u32 {
@@ -77,9 +88,12 @@ enum class RegionId : u32 {
   received_count,
   combine_in_rows,
   combine_in_weights,
+  combine_in_scales,  // f32, of block-wise quantised rows
   combine_rows,
   combine_weights,
   sender_map,
+  expert_places,  // where a received row lies among those of its k-th expert: standard-MoE layouts
+  expert_counts,
   stats,
   landing_rows,  // landing regions: [2 parities][W sources][M], in the order of the dispatch regions
   landing_weights,
@@ -135,9 +149,10 @@ struct ControlWords {
   MORI_SHARED_CODE u64 ready(u32 parity, u32 source, u32 chunk) const {
     return rows(2, 0, 0) + 8 * ((parity * world_size + source) * max_staging_chunks + chunk);
   }
-  // Not a word: u32 received[rank], the rows that each rank got in the last dispatch.
-  MORI_SHARED_CODE u64 received(u32 rank) const { return ready(2, 0, 0) + 4 * rank; }
-  MORI_SHARED_CODE u64 end() const { return align_up(received(u32(world_size)), 64); }
+  MORI_SHARED_CODE u64 end() const { return ready(2, 0, 0); }
+  // Behind the words: the RoutingSummary of dispatches that are given no other place for it.
+  MORI_SHARED_CODE u64 summary() const { return end(); }
+  MORI_SHARED_CODE u64 region_end() const { return align_up(summary() + sizeof(RoutingSummary) + 4 * world_size, 64); }
 
  private:
   MORI_SHARED_CODE u64 single(u32 array, u32 parity, u32 source) const {
@@ -149,7 +164,7 @@ MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
   const u64 tokens = shape.max_tokens, received = shape.max_recv_tokens, topk = shape.topk;
   const u64 landed = shape.may_stage != 0 ? 2 * shape.world_size * tokens : 0;
   switch (id) {
-    case RegionId::control: return ControlWords(shape.world_size).end();
+    case RegionId::control: return ControlWords(shape.world_size).region_end();
     case RegionId::dispatch_rows:
     case RegionId::combine_in_rows: return received * shape.row_bytes();
     case RegionId::dispatch_weights:
@@ -161,7 +176,10 @@ MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
     case RegionId::combine_rows: return tokens * shape.row_bytes();
     case RegionId::combine_weights:
     case RegionId::sender_map: return tokens * topk * 4;
-    case RegionId::stats: return sizeof(OpStats) + 16ull * shape.world_size;
+    case RegionId::combine_in_scales: return received * shape.block_scales * 4;
+    case RegionId::expert_places: return received * topk * 4;
+    case RegionId::expert_counts: return u64(shape.experts_per_rank) * 4;
+    case RegionId::stats: return sizeof(OpStats) + 24ull * shape.world_size;
     case RegionId::landing_rows: return landed * shape.row_bytes();
     case RegionId::landing_weights:
     case RegionId::landing_indices: return landed * topk * 4;

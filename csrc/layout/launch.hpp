@@ -9,9 +9,6 @@
 namespace mori {
 inline namespace MORI_VARIANT {
 
-// Element types whose rows the kernels can add up; every other type only travels as bytes.
-enum class Arithmetic : u32 { none = 0, float32 = 1, bfloat16 = 2 };
-
 // Division of expert ids by a constant divisor, as a multiplication: exact while dividend < 2^24 and
 // dividend * divisor < 2^40.
 struct Divider {
@@ -35,7 +32,7 @@ struct Divider {
 #ifndef MORI_FIXED_MAX_TOKENS
 #define MORI_FIXED_MAX_TOKENS 0
 #endif
-// 0: no source takes the staged path.
+// 0: no source takes the staged path, and no call is split in two launches.
 #ifndef MORI_MAY_STAGE
 #define MORI_MAY_STAGE 1
 #endif
@@ -83,8 +80,27 @@ struct EpArgs {
   MORI_SHARED_CODE static constexpr u32 fixed(u32 constant, u32 value) { return constant != 0 ? constant : value; }
 };
 
+// Which way a dispatch's rows went: written by that dispatch, read by the combines that belong to it. An op has one of
+// its own; a routing handle is another.
+struct Routing {
+  u32* sender_map;      // [tokens][K]: flat index of the row at its destination, for the first k that names it; or null
+  u32* received_count;  // what the caller gets to see
+  RoutingSummary* summary;
+};
+
+// A call is one launch, or two of which the first never waits.
+enum Half : u32 { half_send = 1, half_receive = 2, whole_call = 3 };
+
+// Received rows ordered by local expert, as an expert computation may want them: [E][W*M] places.
+struct Packed {
+  u8* rows;      // [E][W*M][row_bytes]
+  u32* sources;  // [E][W*M] flat index of the token; null when rows are only read
+};
+
 struct DispatchArgs {
   EpArgs ep;
+  Routing routing;
+  Packed packed;
   const u8* input;       // [tokens, row_bytes]
   const float* weights;  // [tokens, K] or null: receivers get zeros
   const u8* scales;      // [tokens, scale_bytes] or null
@@ -96,10 +112,13 @@ struct DispatchArgs {
   u32 parts;      // work items per token: a row is split over warps when tokens are few
   u32 streaming;  // 1: rows bypass the cache
   u32 staged;     // 1: rows go to the landing areas, without waiting for anyone
+  u32 halves;     // of Half
 };
 
 struct CombineArgs {
   EpArgs ep;
+  Routing routing;
+  Packed packed;
   const u8* input;       // [input_rows, row_bytes]; null: zero copy, the rows are in combine_in already
   const float* weights;  // [weight_rows, K] or null
   u32 input_rows;
@@ -107,10 +126,26 @@ struct CombineArgs {
   u32 tokens;  // rows of the result
   u32 row_bytes;
   u32 dtype;
-  Arithmetic arithmetic;
   u32 parts;
   u32 stagers;  // so many blocks, the first to start, stage rows; the others begin to fetch at once
   u32 streaming;
+  u32 halves;  // of Half
+};
+
+// Rows in the order in which they were received.
+struct ReceivedRows {
+  const u8* rows;      // [count][row_bytes]
+  const i32* indices;  // [count][K]
+  u32 count;
+  u32 row_bytes;
+  u32 parts;
+};
+
+// Rows into the places of their experts, and back as weighted sums. The count is the op's own.
+struct ConvertArgs {
+  EpArgs ep;
+  Packed packed;
+  ReceivedRows received;
 };
 
 }  // namespace MORI_VARIANT

@@ -29,8 +29,10 @@ constexpr u64 row_bytes_limit = 1ull << 24;
 enum HeaderFlag : u32 {
   header_staged_path = 1,  // dispatch: rows go to the landing area first
   header_scales = 2,       // dispatch: rows come with scales
+  header_packed = 4,       // dispatch: rows are also ordered by their experts
   header_weights = 1,      // combine: this rank gives weight rows
   header_chunked = 2,      // combine: rows or weights are being staged; a ready word follows per chunk
+  header_quantised = 4,    // combine: rows come in the op's quantised form
 };
 
 struct Header {
@@ -41,9 +43,9 @@ struct Header {
 };
 
 struct HeaderWord {
-  // What must be equal on all ranks: row_bytes and dtype, and whether a dispatch has scales.
+  // What must be equal on all ranks: row_bytes and dtype, and what else changes the meaning of rows.
   MORI_SHARED_CODE static constexpr u64 compared(CallKind kind) {
-    return 0xfffffff0ull | (kind == CallKind::dispatch ? u64(header_scales) : 0);
+    return 0xfffffff0ull | u64(kind == CallKind::dispatch ? header_scales | header_packed : header_quantised);
   }
 
   MORI_SHARED_CODE static constexpr u64 encode(u64 call, const Header& header) {

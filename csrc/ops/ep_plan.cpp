@@ -3,10 +3,6 @@
 #include <cstddef>
 #include <stdexcept>
 
-#include "../device/target_host.hpp"
-#include "../kernels/combine.hpp"
-#include "../kernels/dispatch.hpp"
-
 namespace mori {
 namespace {
 
@@ -62,10 +58,22 @@ void EpPlan::prepare() {
   synchronize();
 }
 
-Outcome EpPlan::dispatch(const DispatchCall& call, const LaunchHints& hints) {
+Routing EpPlan::routing(const CallExtras& extras) const {
+  const u64 summary = ControlWords(args_.shape.world_size).summary();
+  Routing own{args_.own<u32>(RegionId::sender_map), args_.own<u32>(RegionId::received_count),
+              args_.own<RoutingSummary>(RegionId::control, summary)};
+  if (extras.sender_map != 0) own.sender_map = pointer<u32>(extras.sender_map);
+  if (extras.received_count != 0) own.received_count = pointer<u32>(extras.received_count);
+  if (extras.summary != 0) own.summary = pointer<RoutingSummary>(extras.summary);
+  return own;
+}
+
+Outcome EpPlan::dispatch(const DispatchCall& call, const CallExtras& extras, const LaunchHints& hints) {
   const Grid grid = launcher_->grid(call.tokens, call.row_bytes, hints.block_num, hints.warps);
   DispatchArgs args{};
   args.ep = args_;
+  args.routing = routing(extras);
+  args.packed = {pointer<u8>(extras.packed_rows), pointer<u32>(extras.packed_sources)};
   args.input = pointer<const u8>(call.input);
   args.weights = pointer<const float>(call.weights);
   args.scales = pointer<const u8>(call.scales);
@@ -74,24 +82,27 @@ Outcome EpPlan::dispatch(const DispatchCall& call, const LaunchHints& hints) {
   args.row_bytes = call.row_bytes;
   args.scale_bytes = call.scale_bytes;
   args.dtype = call.dtype;
-  args.staged = i64(call.tokens) <= staged_tokens_ ? 1 : 0;
+  args.staged = extras.split || i64(call.tokens) <= staged_tokens_ ? 1 : 0;
   args.parts = grid.parts;
   args.streaming = launcher_->streams(u64(call.tokens) * call.row_bytes) ? 1 : 0;
-  const u64 scratch_bytes = DispatchScratch::bytes(args_.shape.world_size, grid.warps);
-  const Outcome outcome = launch(KernelId::dispatch, &args, grid, scratch_bytes, hints.stream);
+  args.halves = extras.split ? half_send : whole_call;
+  const Outcome outcome = launch(call.kernel, &args, grid, hints.stream);
   if (outcome != Outcome::busy && outcome != Outcome::aborted) {
     captured_ = captured_ || launcher_->capturing(hints.stream);
     last_tokens_ = call.tokens;
+    if (extras.split) sent_ = {call.kernel, grid, args, {}};
   }
   return outcome;
 }
 
-Outcome EpPlan::combine(const CombineCall& call, const LaunchHints& hints) {
-  const bool stages_only = call.tokens == 0 && call.input != 0;
+Outcome EpPlan::combine(const CombineCall& call, const CallExtras& extras, const LaunchHints& hints) {
+  const bool stages_only = call.tokens == 0 && (call.input != 0 || extras.packed_rows != 0);
   const Grid grid =
       launcher_->grid(stages_only ? tokens_if_unknown : call.tokens, call.row_bytes, hints.block_num, hints.warps);
   CombineArgs args{};
   args.ep = args_;
+  args.routing = routing(extras);
+  args.packed = {pointer<u8>(extras.packed_rows), nullptr};
   args.input = pointer<const u8>(call.input);
   args.weights = pointer<const float>(call.weights);
   args.input_rows = call.input_rows;
@@ -99,27 +110,44 @@ Outcome EpPlan::combine(const CombineCall& call, const LaunchHints& hints) {
   args.tokens = call.tokens;
   args.row_bytes = call.row_bytes;
   args.dtype = call.dtype;
-  args.arithmetic = call.arithmetic;
   args.parts = grid.parts;
   args.stagers = grid.stagers;
+  args.halves = extras.split ? half_send : whole_call;
   if (launcher_->synchronous()) {
     args.streaming = launcher_->streams(u64(state(hints.stream).last.received) * call.row_bytes) ? 1 : 0;
   }
-  const u64 scratch_bytes = CombineScratch::bytes(args_.shape.world_size, args_.shape.topk, grid.warps);
-  const KernelId kernel = call.arithmetic == Arithmetic::float32 ? KernelId::combine_f32 : KernelId::combine_bf16;
-  return launch(kernel, &args, grid, scratch_bytes, hints.stream);
+  const Outcome outcome = launch(call.kernel, &args, grid, hints.stream);
+  if (extras.split && outcome != Outcome::busy && outcome != Outcome::aborted) sent_ = {call.kernel, grid, {}, args};
+  return outcome;
 }
 
-Outcome EpPlan::launch(KernelId kernel, const void* args, const Grid& grid, u64 scratch_bytes, u64 stream) {
+Outcome EpPlan::receive(u64 stream) {
+  sent_.dispatch.halves = sent_.combine.halves = half_receive;
+  const bool dispatches = sent_.kernel == KernelId::dispatch;
+  return launch(sent_.kernel, dispatches ? static_cast<const void*>(&sent_.dispatch) : &sent_.combine, sent_.grid,
+                stream);
+}
+
+Outcome EpPlan::convert(const ConvertCall& call, const LaunchHints& hints) {
+  const Grid grid = launcher_->grid(args_.shape.max_recv_tokens, call.row_bytes, hints.block_num, hints.warps);
+  ConvertArgs args{};
+  args.ep = args_;
+  args.packed = {pointer<u8>(call.packed_rows), pointer<u32>(call.packed_sources)};
+  args.received = {pointer<const u8>(call.rows), pointer<const i32>(call.indices), 0, call.row_bytes, grid.parts};
+  return launch(call.kernel, &args, grid, hints.stream);
+}
+
+Outcome EpPlan::launch(KernelId kernel, const void* args, const Grid& grid, u64 stream) {
   const BusyFlag busy(busy_);
   if (!busy.taken()) return Outcome::busy;
   if (communicator_->fault()) return Outcome::aborted;
+  const u64 scratch = scratch_bytes(kernel, args_.shape, grid.warps);
   if (!launcher_->synchronous()) {
-    launcher_->run(kernel, args, grid, scratch_bytes, stream);
+    launcher_->run(kernel, args, grid, scratch, stream);
     return Outcome::enqueued;
   }
   const u64 call = state(stream).last.call + 1;
-  launcher_->run(kernel, args, grid, scratch_bytes, stream);
+  launcher_->run(kernel, args, grid, scratch, stream);
   if (communicator_->fault()) return Outcome::aborted;
   return state(stream).fault.call == call ? Outcome::call_fault : Outcome::done;
 }
@@ -143,7 +171,7 @@ void EpPlan::clear_stats(u64 stream) {
 void EpPlan::set_call_number(u64 call) {
   const ControlWords words(args_.shape.world_size);
   std::vector<u64> values;
-  for (u64 at = ControlWords::first; at < words.received(0); at += sizeof(u64)) {
+  for (u64 at = ControlWords::first; at < words.end(); at += sizeof(u64)) {
     const bool is_header = at >= words.header(0, 0) && at < words.blocks(0, 0);
     values.push_back(is_header ? HeaderWord::encode(call, {0, 0, CallKind::dispatch, 0}) : CountWord::encode(call, 0));
   }

@@ -22,15 +22,31 @@ struct LaunchHints {
   u64 stream;            // handle
 };
 
+// What few calls have. Addresses; 0 stands for the op's own or for none.
+struct CallExtras {
+  u64 sender_map = 0, received_count = 0, summary = 0;  // of a routing handle
+  u64 packed_rows = 0, packed_sources = 0;              // standard-MoE layout
+  bool split = false;                                   // the first half only; receive() does the second
+};
+
 struct DispatchCall {
+  KernelId kernel;
   u64 input, weights, scales, indices;  // addresses; weights and scales may be 0
   u32 tokens, row_bytes, scale_bytes, dtype;
 };
 
 struct CombineCall {
+  KernelId kernel;
   u64 input, weights;  // input 0: zero copy; weights may be 0
   u32 input_rows, weight_rows, tokens, row_bytes, dtype;
-  Arithmetic arithmetic;
+};
+
+// Between rows as received and rows in the places of their experts, on this rank alone.
+struct ConvertCall {
+  KernelId kernel;
+  u64 rows, indices;  // only read by `pack`
+  u64 packed_rows, packed_sources;
+  u32 row_bytes;
 };
 
 class EpPlan {
@@ -41,14 +57,20 @@ class EpPlan {
   // Zeroes what the protocol reads before anybody wrote it. No peer may call before all have prepared.
   void prepare();
 
-  Outcome dispatch(const DispatchCall& call, const LaunchHints& hints);
-  Outcome combine(const CombineCall& call, const LaunchHints& hints);
+  // A kernel must have been loaded before a call names it.
+  void load(KernelId kernel, const std::string& code) { launcher_->load(kernel, code); }
+
+  Outcome dispatch(const DispatchCall& call, const CallExtras& extras, const LaunchHints& hints);
+  Outcome combine(const CombineCall& call, const CallExtras& extras, const LaunchHints& hints);
+  // The second half of the last call, which was split.
+  Outcome receive(u64 stream);
+  Outcome convert(const ConvertCall& call, const LaunchHints& hints);
 
   // Tokens of the last dispatch. Nothing before any, nor once one was captured: a replay tells the host nothing.
   std::optional<u32> dispatched_tokens() const { return captured_ ? std::nullopt : last_tokens_; }
   // What kernels left behind; waits for `stream`.
   OpState state(u64 stream) const;
-  // OpStats, then rows_sent[W] and rows_received[W].
+  // OpStats and what follows it.
   std::vector<u64> stats(u64 stream) const;
   void clear_stats(u64 stream);
   void synchronize() { memory_->memory->synchronize(); }
@@ -63,8 +85,17 @@ class EpPlan {
   void set_staged_tokens(i64 most) { staged_tokens_ = args_.shape.may_stage != 0 ? most : -1; }
 
  private:
+  // A launch that may have to be followed by another one for the same call.
+  struct Launch {
+    KernelId kernel{};
+    Grid grid{};
+    DispatchArgs dispatch{};
+    CombineArgs combine{};
+  };
+
   u64 offset(RegionId id) const { return args_.window + args_.layout.of(id); }
-  Outcome launch(KernelId kernel, const void* args, const Grid& grid, u64 scratch_bytes, u64 stream);
+  Routing routing(const CallExtras& extras) const;
+  Outcome launch(KernelId kernel, const void* args, const Grid& grid, u64 stream);
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<MemoryBlock> memory_;
@@ -73,6 +104,7 @@ class EpPlan {
   std::optional<u32> last_tokens_;
   i64 staged_tokens_ = -1;
   bool captured_ = false;  // a dispatch, at any time
+  Launch sent_;            // of the last split call
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

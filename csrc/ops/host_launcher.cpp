@@ -13,6 +13,7 @@ class HostLauncher final : public Launcher {
   explicit HostLauncher(const HostOptions& options)
       : threads_(mori_host::select_variant(options.isa.c_str()), options.threads, options.spin_ns) {}
 
+  void load(KernelId, const std::string&) override {}  // all are in the extension
   bool synchronous() const override { return true; }
   // Whatever grid was asked for, the threads of the pool run it, one warp of one lane each.
   Grid grid(u32 tokens, u32 row_bytes, int, int) const override {
@@ -21,8 +22,7 @@ class HostLauncher final : public Launcher {
   }
   bool streams(u64 bytes) const override { return bytes > streaming_threshold_bytes; }
   void run(KernelId kernel, const void* args, const Grid&, u64 scratch_bytes, u64) override {
-    const bool dispatches = kernel == KernelId::dispatch;
-    threads_.run(dispatches ? mori_host::Kernel::dispatch : mori_host::Kernel::combine, args, scratch_bytes);
+    threads_.run(unsigned(kernel), args, scratch_bytes);
   }
   bool capturing(u64) const override { return false; }
   std::string description() const override {

@@ -5,17 +5,19 @@
 #include <string>
 
 #include "../cco/symmetric_memory.hpp"
+#include "../kernels/table.hpp"
 #include "../layout/launch.hpp"
 #include "choose_grid.hpp"
 
 namespace mori {
 
-enum class KernelId : u32 { dispatch, combine_f32, combine_bf16, count };
-
 class Launcher {
  public:
   virtual ~Launcher() = default;
 
+  // Makes a kernel ready to run, from a cubin on a GPU. A kernel is loaded before it is first run, also while the
+  // calling thread captures a graph.
+  virtual void load(KernelId kernel, const std::string& code) = 0;
   // Whether a call has ended when run() returns.
   virtual bool synchronous() const = 0;
   // The grid of a call; block_num and warps are what the caller asked for, 0 or less: anything.
@@ -35,8 +37,9 @@ struct HostOptions {
 };
 std::shared_ptr<Launcher> make_host_launcher(const HostOptions& options);
 
-// `cubin` holds the kernels of runtime/cuda_kernels.cu for the GPU of that ordinal. Loads them at once, also while the
-// calling thread captures a graph.
-std::shared_ptr<Launcher> make_cuda_launcher(int ordinal, const std::string& cubin, const EpShape& shape);
+std::shared_ptr<Launcher> make_cuda_launcher(int ordinal, const EpShape& shape);
+
+// Scratch memory that a block of so many warps needs.
+u64 scratch_bytes(KernelId kernel, const EpShape& shape, u32 warps);
 
 }  // namespace mori

@@ -1,19 +1,16 @@
-// The kernels as the NVIDIA driver loads them. Compiled at first use by mori.jit; one launch struct per kernel.
+// One kernel as the NVIDIA driver loads it: the one that MORI_KERNEL names. Compiled at first use by mori.jit.
 #include "../device/target_cuda.hpp"
-#include "../kernels/combine.hpp"
-#include "../kernels/dispatch.hpp"
+#include "../kernels/kernels.hpp"
 
-extern "C" __global__ void __launch_bounds__(512, 1) mori_dispatch(const __grid_constant__ mori::DispatchArgs args) {
-  mori::CudaTarget target;
-  mori::Dispatch<mori::CudaTarget>(target, args).run();
-}
+#ifndef MORI_KERNEL
+#define MORI_KERNEL dispatch
+#endif
+#define MORI_JOIN_(a, b) a##b
+#define MORI_JOIN(a, b) MORI_JOIN_(a, b)
 
-extern "C" __global__ void __launch_bounds__(512, 1) mori_combine_f32(const __grid_constant__ mori::CombineArgs args) {
-  mori::CudaTarget target;
-  mori::Combine<mori::CudaTarget, mori::Float32>(target, args).run();
-}
+using MoriArgs = mori::KernelOf<mori::CudaTarget, mori::KernelId::MORI_KERNEL>::Args;
 
-extern "C" __global__ void __launch_bounds__(512, 1) mori_combine_bf16(const __grid_constant__ mori::CombineArgs args) {
+extern "C" __global__ void __launch_bounds__(512, 1) MORI_JOIN(mori_, MORI_KERNEL)(const __grid_constant__ MoriArgs args) {
   mori::CudaTarget target;
-  mori::Combine<mori::CudaTarget, mori::BFloat16>(target, args).run();
+  mori::run_kernel<mori::CudaTarget, mori::KernelId::MORI_KERNEL>(target, args);
 }

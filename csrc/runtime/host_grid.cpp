@@ -44,7 +44,7 @@ struct HostGrid::Pool {
     scratch_bytes = bytes;
   }
 
-  void wake_workers(mori_host::Kernel next, const void* next_args) {
+  void wake_workers(unsigned next, const void* next_args) {
     const std::lock_guard lock(mutex);
     kernel = next;
     args = next_args;
@@ -66,7 +66,7 @@ struct HostGrid::Pool {
       if (stop) return;
       seen = generation;
       lock.unlock();
-      variant.run(unsigned(kernel), args, &places[index]);
+      variant.run(kernel, args, &places[index]);
       lock.lock();
       if (--running == 0) finished.notify_one();
     }
@@ -82,7 +82,7 @@ struct HostGrid::Pool {
   unsigned long generation = 0;
   unsigned running = 0;
   bool stop = false;
-  mori_host::Kernel kernel{};
+  unsigned kernel = 0;
   const void* args = nullptr;
   std::vector<std::thread> workers;
 };
@@ -100,11 +100,11 @@ unsigned HostGrid::threads() const { return unsigned(pool_->places.size()); }
 
 const char* HostGrid::variant_name() const { return pool_->variant.name; }
 
-void HostGrid::run(mori_host::Kernel kernel, const void* args, std::size_t scratch_bytes) {
+void HostGrid::run(unsigned kernel, const void* args, std::size_t scratch_bytes) {
   pool_->reserve_scratch(scratch_bytes);
   const bool alone = pool_->workers.empty();
   if (!alone) pool_->wake_workers(kernel, args);
-  pool_->variant.run(unsigned(kernel), args, &pool_->places[0]);
+  pool_->variant.run(kernel, args, &pool_->places[0]);
   if (!alone) pool_->await_workers();
 }
 

@@ -21,7 +21,7 @@ class HostGrid {
   const char* variant_name() const;
 
   // Runs the kernel on all threads, the caller being thread 0, and returns when all have finished.
-  void run(mori_host::Kernel kernel, const void* args, std::size_t scratch_bytes);
+  void run(unsigned kernel, const void* args, std::size_t scratch_bytes);
 
  private:
   struct Pool;

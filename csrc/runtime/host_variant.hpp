@@ -3,9 +3,8 @@
 
 namespace mori_host {
 
-enum class Kernel : unsigned { dispatch = 0, combine = 1 };
-
-// `args` points to the launch struct, `place` to a HostPlace; both have one layout in all variants.
+// `kernel` is a KernelId, `args` points to the launch struct, `place` to a HostPlace; both have one layout in all
+// variants.
 using KernelFunction = void (*)(unsigned kernel, const void* args, const void* place);
 
 struct Variant {

@@ -11,6 +11,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from mori import _core
+
+from .engine import CombineWork, DispatchWork
+
 # In serving, token counts vary call by call; a few thousand entries of a few hundred bytes cover them.
 _CAPACITY = 4096
 
@@ -20,27 +24,41 @@ class DispatchCall(NamedTuple):
 
     results: tuple[torch.Tensor | None, ...]
     sizes: tuple[int, ...]
-    sends_scales: bool
-    ids_are_int32: bool
+    work: DispatchWork
 
 
 class CombineCall(NamedTuple):
-    """What a combine with this metadata does. `weightless`: weights were given, but hold no row."""
+    """What a combine with this metadata does, zero copy or not. `weightless`: weights were given, but hold no row."""
 
     out: torch.Tensor
     out_weights: torch.Tensor | None
-    input_rows: int
-    input_bytes: int
+    sizes: tuple[int, ...]
     weightless: bool
+    passed: CombineWork
+    in_place: CombineWork
 
 
 Call = TypeVar("Call", DispatchCall, CombineCall)
 
 
-def _metadata(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+def _describe_slowly(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    """As `_core.Describer`, by attributes. AttributeError or RuntimeError for what is no dense tensor."""
+    key = tuple(
+        None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
+    )
+    return (key, *_addresses(tensors))
+
+
+def _addresses(tensors: tuple[torch.Tensor | None, ...]) -> tuple[int, ...]:
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+
+
+def _describer() -> Callable[..., tuple[Any, ...] | None]:
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10 and later
+    try:
+        return _describe_slowly if exchange is None else _core.Describer(torch.Tensor, exchange)
+    except ValueError:
+        return _describe_slowly
 
 
 class CallMemo(Generic[Call]):
@@ -48,14 +66,21 @@ class CallMemo(Generic[Call]):
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._known: dict[tuple[Any, ...], Call] = {}
+        self._known: dict[Any, Call] = {}
+        self._describe = _describer()
 
-    def find(self, prepare: Callable[..., Call], *tensors: torch.Tensor | None) -> Call:
-        """The description of a call with these tensors; `prepare(*tensors)` makes it, or raises, the first time."""
+    def find(self, prepare: Callable[..., Call], *tensors: torch.Tensor | None) -> tuple[Call, tuple[int, ...]]:
+        """The description of a call with these tensors, and their addresses (0 for None).
+
+        `prepare(*tensors)` makes the description, or raises, the first time.
+        """
         try:
-            key = tuple(map(_metadata, tensors))
+            found = self._describe(*tensors)
         except (AttributeError, RuntimeError):
-            return prepare(*tensors)  # not a dense tensor: let the rules say what is wrong
+            found = None
+        if found is None:  # not a dense tensor: let the rules say what is wrong
+            return prepare(*tensors), _addresses(tensors)
+        key, addresses = found[0], found[1:]
         call = self._known.get(key)
         if call is None:
             call = prepare(*tensors)
@@ -63,7 +88,7 @@ class CallMemo(Generic[Call]):
                 if len(self._known) >= _CAPACITY:
                     self._known.clear()
                 self._known[key] = call
-        return call
+        return call, addresses
 
 
 def storage_bytes(tensor: torch.Tensor | None) -> int:

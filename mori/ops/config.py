@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 
 from .kernel_types import (
-    AVAILABLE_KERNEL_TYPES,
-    AVAILABLE_QUANT_TYPES,
     QUANT_NAMES,
     SINGLE_NODE,
     EpDispatchCombineKernelType,
@@ -42,7 +40,7 @@ class EpDispatchCombineConfig:
     max_total_recv_tokens: most rows a rank may receive in a call, rounded up to a multiple of world_size; 0: no cap.
     use_external_inp_buf: True: combine reads the tensor it is given. False: the caller fills the registered buffer.
     kernel_type: see `EpDispatchCombineKernelType`.
-    gpu_per_node: ranks per node, a divisor of world_size; single-node kernel types clamp it to world_size.
+    gpu_per_node: ranks per node, a divisor of world_size; more than world_size means all.
     rdma_block_num: blocks for traffic between nodes.
     num_qp_per_pe: queue pairs per peer between nodes.
     quant_type: "none", "fp8_direct_cast", "fp8_blockwise", "fp4_blockwise" or an `EpDispatchCombineQuantType`.
@@ -123,8 +121,8 @@ RANGES: dict[str, tuple[int, int]] = {
 
 
 def _gpu_per_node(config: EpDispatchCombineConfig) -> int:
-    single_node = normalize_kernel_type(config.kernel_type) in SINGLE_NODE
-    return min(config.gpu_per_node, config.world_size) if single_node else config.gpu_per_node
+    """A node that could hold more ranks than there are holds all of them: the default 8 serves every smaller world."""
+    return min(config.gpu_per_node, config.world_size)
 
 
 CONFIG_RULES: tuple[ConfigRule, ...] = (
@@ -161,16 +159,13 @@ CONFIG_RULES: tuple[ConfigRule, ...] = (
 )
 
 
-def _require_available(config: EpDispatchCombineConfig) -> None:
-    kernel_type = normalize_kernel_type(config.kernel_type)
-    if kernel_type not in AVAILABLE_KERNEL_TYPES:
-        built = ", ".join(sorted(member.name for member in AVAILABLE_KERNEL_TYPES))
-        raise NotImplementedError(f"kernel_type {kernel_type} is not built in this version of mori; available: {built}")
-    quant_type = normalize_quant_type(config.quant_type)
-    if quant_type not in AVAILABLE_QUANT_TYPES:
-        built = ", ".join(sorted(QUANT_NAMES[member] for member in AVAILABLE_QUANT_TYPES))
+def _require_one_node(limits: Limits) -> None:
+    nodes = limits.world_size // limits.gpu_per_node
+    if nodes > 1 and limits.kernel_type not in SINGLE_NODE:
         raise NotImplementedError(
-            f"quant_type {QUANT_NAMES[quant_type]!r} is not built in this version of mori; available: {built}"
+            f"kernel_type {limits.kernel_type} over {nodes} nodes (world_size {limits.world_size}, gpu_per_node "
+            f"{limits.gpu_per_node}) is not built in this version of mori, on one node it is: "
+            f"gpu_per_node={limits.world_size} says that all ranks share a node"
         )
 
 
@@ -178,9 +173,8 @@ def check_config(config: EpDispatchCombineConfig) -> Limits:
     """The limits of a legal config.
 
     TypeError: a size that is no int. ValueError: a value out of range or a combination that does not fit, with both
-    numbers. NotImplementedError: a kernel type or quantisation that this version does not have.
+    numbers. NotImplementedError: several nodes, which this version does not serve.
     """
-    _require_available(config)
     for field, (smallest, largest) in RANGES.items():
         value = getattr(config, field)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -193,7 +187,7 @@ def check_config(config: EpDispatchCombineConfig) -> Limits:
             raise ValueError(f"EpDispatchCombineConfig: {text}")
     per_rank = receive_rows_per_rank(config.world_size, config.max_num_inp_token_per_rank, config.max_total_recv_tokens)
     scales_on = config.scale_dim > 0 and config.scale_type_size > 0
-    return Limits(
+    limits = Limits(
         rank=int(config.rank),
         world_size=int(config.world_size),
         max_tokens=int(config.max_num_inp_token_per_rank),
@@ -208,6 +202,8 @@ def check_config(config: EpDispatchCombineConfig) -> Limits:
         kernel_type=normalize_kernel_type(config.kernel_type),
         quant_type=normalize_quant_type(config.quant_type),
     )
+    _require_one_node(limits)
+    return limits
 
 
 def agreed_fields(config: EpDispatchCombineConfig, limits: Limits) -> dict[str, int | str]:

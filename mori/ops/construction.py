@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from mori import env
 from mori.shmem import state as shmem_state
 
+from . import kernels
 from .config import EpDispatchCombineConfig, Limits, agreed_fields
+from .kernel_types import EpDispatchCombineKernelType
 
 if TYPE_CHECKING:
     from mori.cco.resources import AllocatedMemory
@@ -42,12 +44,11 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
         warnings.warn("MORI_ENABLE_SDMA has no effect: mori moves rows by kernels only", RuntimeWarning, stacklevel=4)
     path = _dispatch_path()
     shape = shape_of(config, limits)
+    agreed = agreed_fields(config, limits) | {"MORI_EP_PATH": path, "MORI_FP8_COMBINE_SCALE_DIM": shape.block_scales}
     layout = engine.layout(shape)
-    allocation = session.communicator.allocate_symmetric(
-        layout.total_bytes, what="EpDispatchCombineOp", agree={**agreed_fields(config, limits), "MORI_EP_PATH": path}
-    )
+    allocation = session.communicator.allocate_symmetric(layout.total_bytes, what="EpDispatchCombineOp", agree=agreed)
     try:
-        plan = engine.EpPlan(shape, session.communicator, allocation)
+        plan = engine.EpPlan(shape, session.communicator, allocation, kernels.initial(config, limits))
         plan.set_path(path)
     except BaseException:
         allocation.close()
@@ -83,7 +84,8 @@ def shape_of(config: EpDispatchCombineConfig, limits: Limits) -> EpShape:
         experts_per_rank=limits.experts_per_rank,
         topk=limits.topk,
         max_recv_tokens=limits.receive_rows,
-        may_stage=_dispatch_path() != "direct",
+        may_stage=_dispatch_path() != "direct" or limits.kernel_type is EpDispatchCombineKernelType.AsyncLL,
+        block_scales=int(env.get("MORI_FP8_COMBINE_SCALE_DIM")) if kernels.is_blockwise(limits) else 0,
     )
 
 

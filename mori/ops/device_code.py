@@ -1,5 +1,5 @@
 """The kernels of an op for a GPU: compiled for its shape, because code without the cases that cannot occur is shorter,
-and at a few tokens the time of a call is the fetching of instructions."""
+and at a few tokens the time of a call is the fetching of instructions. Each is compiled when it is first needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from .engine import EpShape
 
 _SOURCE = Path("runtime/cuda_kernels.cu")
-_KERNELS = ("mori_dispatch", "mori_combine_f32", "mori_combine_bf16")
 
 
-def spec(shape: EpShape, arch: str, traced: bool = False) -> jit.Spec:
-    """What to compile. `traced`: with the code that records traces and makes test delays."""
+def spec(name: str, shape: EpShape, arch: str, traced: bool = False) -> jit.Spec:
+    """What to compile for the kernel of that name. `traced`: with the code that records traces and delays tests."""
     return jit.Spec(
-        name="ep",
+        name=f"ep_{name}",
         source=_SOURCE,
-        kernels=_KERNELS,
+        kernels=(f"mori_{name}",),
         constants={
+            "MORI_KERNEL": name,
             "MORI_FIXED_WORLD_SIZE": shape.world_size,
             "MORI_FIXED_TOPK": shape.topk,
             "MORI_FIXED_EXPERTS_PER_RANK": shape.experts_per_rank,
@@ -34,9 +34,9 @@ def spec(shape: EpShape, arch: str, traced: bool = False) -> jit.Spec:
     )
 
 
-def kernels(shape: EpShape, arch: str) -> bytes:
+def kernel(name: str, shape: EpShape, arch: str) -> bytes:
     """A cubin. Errors of mori.jit; see docs/jit.md."""
-    return jit.compile(spec(shape, arch, traced=is_traced()))
+    return jit.compile(spec(name, shape, arch, traced=is_traced()))
 
 
 def is_traced() -> bool:

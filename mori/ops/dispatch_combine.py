@@ -16,17 +16,21 @@ from mori.errors import NotInitialized
 from mori.jit.config import is_gfx125x as _is_gfx125x
 from mori.shmem import state as shmem_state
 
+from . import kernels
 from .calls import CallMemo, CombineCall, DispatchCall, storage_bytes
 from .config import EpDispatchCombineConfig, check_config
 from .construction import build, release
 from .dtypes import DTYPE_SUFFIX as _DTYPE_SUFFIX
 from .dtypes import TOPK_IDX_DTYPE
+from .engine import KERNELS, NO_EXTRAS, CallExtras, CombineWork, DispatchWork, dtype_code
+from .kernel_types import QUANT_NAMES, EpDispatchCombineKernelType, EpDispatchCombineQuantType
 from .kernel_types import QUANT_TYPE_MAP as _QUANT_TYPE_MAP
-from .kernel_types import EpDispatchCombineKernelType, EpDispatchCombineQuantType
 from .kernel_types import normalize_quant_type as _normalize_quant_type
 from .launch import LaunchChooser
 from .local_expert_count import count_local_experts
 from .op_attributes import OpAttributes
+from .routing import EpDispatchRoutingHandle, check_handle, extras_of, new_handle, require_kernel_type
+from .standard_moe import StandardMoe
 from .validation import (
     COMBINE_RULES,
     DISPATCH_RULES,
@@ -46,16 +50,18 @@ __all__ = [
     "EpDispatchCombineKernelType",
     "EpDispatchCombineOp",
     "EpDispatchCombineQuantType",
+    "EpDispatchRoutingHandle",
     "_is_gfx125x",
     "_normalize_quant_type",
     "warmup_jit_kernels",
 ]
 
-DispatchResult = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", torch.Tensor, torch.Tensor]
+# Five tensors, and the routing handle if one was asked for.
+DispatchResult = tuple[Any, ...]
 CombineResult = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
-class EpDispatchCombineOp(OpAttributes):
+class EpDispatchCombineOp(OpAttributes, StandardMoe):
     """Dispatch and combine for one shape. Construction is collective over the ranks of `mori.shmem`.
 
     An op owns symmetric memory for its outputs; all results are views of it with fixed addresses, valid memory even
@@ -66,9 +72,12 @@ class EpDispatchCombineOp(OpAttributes):
     initialised on, never wait for it, and can be captured into graphs; results are there in stream order. What goes
     wrong on the GPU shows in `check()` or, if the communicator is lost, in the next call.
 
+    Kernel types give the same results, bit for bit. AsyncLL splits each call in two: `dispatch` and `combine` only send
+    and wait for nobody, `dispatch_recv` and `combine_recv` complete them.
+
     Construction raises NotInitialized before shmem init, ValueError / TypeError for a config that is out of range or
-    names another rank or world size than shmem has, NotImplementedError for kernel types that are not built yet,
-    ConfigMismatch (all ranks) when ranks disagree, HeapExhausted (all ranks) when the heap is too small.
+    names another rank or world size than shmem has, NotImplementedError for ranks on several nodes, ConfigMismatch (all
+    ranks) when ranks disagree, HeapExhausted (all ranks) when the heap is too small.
     """
 
     def __init__(self, config: EpDispatchCombineConfig) -> None:
@@ -80,6 +89,10 @@ class EpDispatchCombineOp(OpAttributes):
         self._validates_ids = env.get("MORI_EP_VALIDATE")
         self._ignores_combine_indices = env.get("MORI_EP_LENIENT_INDICES")
         self._outstanding: str | None = None
+        self._splits = limits.kernel_type is EpDispatchCombineKernelType.AsyncLL
+        self._split_extras = CallExtras(split=True) if self._splits else NO_EXTRAS
+        self._routing: EpDispatchRoutingHandle | None = None  # of the last dispatch
+        self._counts_experts = False  # when the second half comes
         self._dispatch_dtype: torch.dtype | None = None
         self._combine_dtype: torch.dtype | None = None
 
@@ -113,7 +126,7 @@ class EpDispatchCombineOp(OpAttributes):
         warp_per_block: int = -1,
         call_local_expert_count: bool = False,
         *,
-        routing: Any = None,
+        routing: EpDispatchRoutingHandle | None = None,
         return_routing: bool = False,
     ) -> DispatchResult:
         """Send every token once to each distinct rank among its experts. Collective; n may differ and be 0.
@@ -123,43 +136,47 @@ class EpDispatchCombineOp(OpAttributes):
         scales: (n, S) of any dtype of scale_type_size bytes, moved as bytes; None or (n, 0): no scales.
         indices: (n, K) int32 global expert ids. Ids outside [0, W*E) are "no expert": dropped, counted in `stats()`.
         block_num, rdma_block_num, warp_per_block: launch sizes, used in MANUAL mode if > 0. See docs/tuning.md.
-        call_local_expert_count: also fill `local_expert_count`.
+        call_local_expert_count: also fill `local_expert_count`; AsyncLL does so in `dispatch_recv`.
+        return_routing: also return a new `EpDispatchRoutingHandle` as sixth value.
+        routing: send the rows the way that handle notes, whatever `indices` say; they travel as data. n must be the
+            handle's. Received row i then belongs to the same token as in the dispatch that made the handle.
+            With either of the two, the count returned is the handle's own tensor. IntraNode and InterNodeV1 only.
 
         Returns (rows (R, h), weights (R, K) float32, scales (R, S), ids (R, K) int32, count (1,) int32): views of the
         op's memory, never trimmed. Rows below count are valid and ordered by (source rank, token). The content stays
-        until this rank enters its next dispatch on this op. scales is None for None and (R, 0) for (n, 0).
+        until this rank enters its next dispatch on this op. scales is None for None and (R, 0) for (n, 0). With AsyncLL
+        they may be read after `dispatch_recv`.
 
         Raises before anything is sent, on this rank only: TypeError (dtype), ValueError (shape, device, contiguity,
         size, an argument that overlaps this op's own receive memory). During the call, on every rank alike:
         ReceiveOverflow, RowMismatch; PeerLost, PeerTimeout, OutOfStep end the communicator. On GPUs the latter show in
         `check()`, in this call with MORI_EP_SYNC_ERRORS=1.
         """
-        if routing is not None or return_routing:
-            raise NotImplementedError(
-                "routing handles (routing=, return_routing=) are not built in this version of mori"
-            )
         self._require_shmem()
-        call = self._dispatch_calls.find(self._prepare_dispatch, input, weights, scales, indices)
-        tensors = (input, weights, scales, indices)
-        self._refuse_own_receive_memory(tensors, call.sizes)
-        if not call.ids_are_int32:
-            indices = indices.view(torch.int32)
-        if self._validates_ids and not self._plan.capturing:
-            check_expert_ids(indices, self._limits)  # waits for the stream
+        call, addresses = self._prepared_dispatch(input, weights, scales, indices)
         launch = self._launches.dispatch(input, block_num, rdma_block_num, warp_per_block)
         self._cached_dispatch_launch = launch
         self._dispatch_dtype = input.dtype
+        work, extras = call.work, self._split_extras
+        if routing is not None or return_routing:
+            work, routing = self._follow(work, routing, return_routing)
+            extras = extras_of(routing)
         self._plan.dispatch(
-            input,
-            weights,
-            scales if call.sends_scales else None,
-            indices,
-            block_num=launch.block_num,
-            warp_per_block=launch.warp_per_block,
+            work, addresses, extras=extras, block_num=launch.block_num, warp_per_block=launch.warp_per_block
         )
+        self._routing = routing
         results: Any = call.results
-        if call_local_expert_count:
+        if routing is not None:
+            results = (*results[:4], routing.total_recv_token_num)
+        if self._splits:
+            self._outstanding, self._counts_experts = "dispatch_recv", call_local_expert_count
+        elif call_local_expert_count:
             count_local_experts(results[3], results[4], self._limits.rank, self.local_expert_count)
+        if return_routing:
+            rows = self._limits.receive_rows
+            source = self._views.get("dispatch_source", (rows,), torch.int32)
+            routing.disp_tok_id_to_src_tok_id_local[:rows].copy_(source)  # type: ignore[union-attr]
+            return (*results, routing)
         return results
 
     def dispatch_send(
@@ -174,7 +191,8 @@ class EpDispatchCombineOp(OpAttributes):
     ) -> DispatchResult:
         """First half of a dispatch, to be followed by `dispatch_recv`. Arguments and results as in `dispatch`.
 
-        For every kernel type but AsyncLL it is the whole dispatch. RuntimeError while a receive half is missing.
+        AsyncLL: sends and waits for nobody; when it has ended, the arguments are not needed any more. For every other
+        kernel type it is the whole dispatch. RuntimeError while a receive half is missing.
         """
         self._require_no_half("dispatch_send")
         results = self.dispatch(
@@ -193,9 +211,15 @@ class EpDispatchCombineOp(OpAttributes):
     def dispatch_recv(
         self, block_num: int = -1, warp_per_block: int = -1, call_local_expert_count: bool = False
     ) -> None:
-        """Second half of `dispatch_send`: the views it returned may be read now. RuntimeError without a send."""
+        """Second half of `dispatch_send`: the views it returned may be read now. RuntimeError without a send.
+
+        Launch sizes are those of the send. `local_expert_count` is filled if either half asks for it.
+        """
         self._finish_half("dispatch_recv", "dispatch_send")
-        if call_local_expert_count:
+        if self._splits:
+            self._plan.receive()
+        if call_local_expert_count or self._counts_experts:
+            self._counts_experts = False
             shape = (self._limits.receive_rows, self._limits.topk)
             ids = self._views.get("dispatch_indices", shape, torch.int32)
             received = self._views.get("received_count", (1,), torch.int32)
@@ -214,50 +238,68 @@ class EpDispatchCombineOp(OpAttributes):
         use_external_inp_buf: int | bool = -1,
         call_reset: bool = False,
         *,
-        routing: Any = None,
+        routing: EpDispatchRoutingHandle | None = None,
     ) -> CombineResult:
         """Return one row per received row to the token's owner, which adds them. Collective.
 
-        input: (>= T, h) float32 or bfloat16; row i is this rank's contribution for received row i of the last dispatch,
-            already multiplied by router weights: combine applies none. GPUs take missing rows for zeros.
+        input: (>= T, h) of any dtype that dispatch moves; row i is this rank's contribution for received row i of the
+            last dispatch, already multiplied by router weights: combine applies none. GPUs take missing rows for zeros.
         weights: None or (any rows, K) float32, added up like the rows; missing rows count as zeros. Each rank decides.
         indices: the (n, K) ids given to this rank's last dispatch; only its shape is looked at, and not even that
             before the first dispatch or with MORI_EP_LENIENT_INDICES=1.
         use_external_inp_buf: 1: read `input`; 0: zero copy, read the registered buffer (an `input` that is another
             tensor is copied there first); negative: as in the config.
         block_num, rdma_block_num, warp_per_block: as in `dispatch`. call_reset: call `reset()` afterwards.
+        routing: combine rows of the dispatch that made this handle; without it, those of the last dispatch.
 
         Returns (rows (M, h) of input's dtype, weights (M, K) float32 or None when none were passed): views of the op's
         memory, overwritten by the next combine. Row t < n is the float32 sum over the distinct ranks of token t, in
-        ascending k from +0.0, rounded once; zeros if it went nowhere. Rows from n on are stale. The received count and
-        the other views of the dispatch stay as they are. Before any dispatch the result is zeros.
+        ascending k from +0.0, rounded once (fp8 and fp4 saturate); zeros if it went nowhere. With a quant_type the bf16
+        rows that are passed, this rank's own included, are first rounded to what travels: docs/numerics.md. Rows from n
+        on are stale. The received count and the other views of the dispatch stay as they are. Before any dispatch the
+        result is zeros.
 
         Raises before anything is sent, on this rank only: TypeError (dtype), ValueError (shape, device, contiguity,
         size, row counts that do not belong to the last dispatch); during the call as in `dispatch`.
         """
-        if routing is not None:
-            raise NotImplementedError("routing handles (routing=) are not built in this version of mori")
         self._require_shmem()
-        if self._ignores_combine_indices:
-            call = self._combine_calls.find(self._prepare_combine, input, weights)
+        if self._splits:
+            self._require_no_half("combine")
+        tensors = (input, weights) if self._ignores_combine_indices else (input, weights, indices)
+        call, addresses = self._combine_calls.find(self._prepare_combine, *tensors)
+        if routing is None:
+            routing = self._routing
         else:
-            call = self._combine_calls.find(self._prepare_combine, input, weights, indices)
-        tokens = self._combine_tokens(indices)
-        self._refuse_own_results("input", input, call.input_bytes)
-        if weights is not None:
-            self._refuse_own_results("weights", weights, weights.shape[0] * self._limits.topk * 4)
-        zero_copy = self._reads_registered_buffer(input, call, use_external_inp_buf)
+            check_handle(routing, self._limits, self._device, self._limits.kernel_type)
+        tokens = self._combine_tokens(indices, routing)
+        self._refuse_own_results(addresses, call.sizes)
+        external = self.config.use_external_inp_buf if use_external_inp_buf < 0 else bool(use_external_inp_buf)
+        self._check_quantised(input, external)
+        work = call.passed if external else call.in_place
+        registered = addresses[0] == self._registered_begin
+        zero_copy = registered and (not external or work == call.in_place)
+        if not zero_copy:
+            self._refuse_short_input(work.input_rows, routing)
+            if registered:
+                input = input.clone()  # what travels would be written over what is still to be read
+            else:
+                self._refuse_part_of_registered_buffer(addresses[0], call.sizes[0])
         launch = self._launches.combine(input, tokens, zero_copy, block_num, rdma_block_num, warp_per_block)
         self._cached_combine_launch = launch
         self._combine_dtype = input.dtype
         self._plan.combine(
-            input,
-            self._no_weights if call.weightless else weights,
+            work,
+            (
+                0 if zero_copy else input.data_ptr() if registered else addresses[0],
+                self._no_weights.data_ptr() if call.weightless else addresses[1],
+            ),
             tokens=tokens,
-            external=not zero_copy,
+            extras=self._split_extras if routing is None else extras_of(routing),
             block_num=launch.block_num,
             warp_per_block=launch.warp_per_block,
         )
+        if self._splits:
+            self._outstanding = "combine_recv"
         if call_reset:
             self.reset()
         return call.out, call.out_weights
@@ -272,7 +314,9 @@ class EpDispatchCombineOp(OpAttributes):
     ) -> CombineResult:
         """First half of a combine, to be followed by `combine_recv`. Arguments and results as in `combine`.
 
-        For every kernel type but AsyncLL it is the whole combine. RuntimeError while a receive half is missing.
+        AsyncLL: sends and, after a dispatch, waits for nobody; after another combine it waits until all ranks have
+        ended that one. For every other kernel type it is the whole combine. RuntimeError while a receive half is
+        missing.
         """
         self._require_no_half("combine_send")
         results = self.combine(input, weights, indices, block_num, -1, warp_per_block)
@@ -282,6 +326,8 @@ class EpDispatchCombineOp(OpAttributes):
     def combine_recv(self, block_num: int = -1, warp_per_block: int = -1) -> None:
         """Second half of `combine_send`: the views it returned may be read now. RuntimeError without a send."""
         self._finish_half("combine_recv", "combine_send")
+        if self._splits:
+            self._plan.receive()
 
     def get_registered_combine_input_buffer(self, dtype: torch.dtype, hidden_dim: int = -1) -> torch.Tensor:
         """The buffer that a zero-copy combine reads, as a new (R, hidden_dim or H) tensor of `dtype`; fixed address.
@@ -303,17 +349,24 @@ class EpDispatchCombineOp(OpAttributes):
         """
         self._require_shmem()
         positions = self._views.get("dispatch_source", (self._limits.receive_rows,), torch.int32)
-        return positions[: self._plan.received]
+        return positions[: self._received(self._routing)]
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since construction or `reset()`; synchronises on GPUs.
 
-        dispatches, combines: calls. rows_sent, rows_received: lists by peer. no_expert_ids (-1), out_of_range_ids and
-        their sum dropped_ids: entries of `indices` that went nowhere.
+        dispatches, combines: calls. rows_sent, rows_received: by dispatches, lists by peer. bytes_sent, bytes_received:
+        of those rows with their scales, weights, ids and source. no_expert_ids (-1), out_of_range_ids and their sum
+        dropped_ids: entries of `indices` that went nowhere. last_received: rows that each rank got in the last
+        dispatch; imbalance: the most of them over their mean, 1.0 when all are equal, 0.0 when there are none.
         """
         self._require_shmem()
         counters = self._plan.stats()
-        return {**counters, "dropped_ids": counters["no_expert_ids"] + counters["out_of_range_ids"]}
+        last = counters["last_received"]
+        return {
+            **counters,
+            "dropped_ids": counters["no_expert_ids"] + counters["out_of_range_ids"],
+            "imbalance": max(last) * len(last) / sum(last) if sum(last) else 0.0,
+        }
 
     def check(self) -> None:
         """Raise the fault of the last faulty call, if nobody has seen it yet; synchronises on GPUs."""
@@ -333,6 +386,21 @@ class EpDispatchCombineOp(OpAttributes):
                 "this op was built before mori.shmem was finalised (or in the parent of this forked process): its "
                 "views are still readable; to dispatch or combine, initialise mori.shmem here and build a new op"
             )
+
+    def _prepared_dispatch(
+        self,
+        input: torch.Tensor,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        indices: torch.Tensor,
+    ) -> tuple[DispatchCall, tuple[int, ...]]:
+        if self._splits:
+            self._require_no_half("dispatch")
+        call, addresses = self._dispatch_calls.find(self._prepare_dispatch, input, weights, scales, indices)
+        self._refuse_own_receive_memory(addresses, call.sizes)
+        if self._validates_ids and not self._plan.capturing:
+            check_expert_ids(indices.view(torch.int32), self._limits)  # waits for the stream
+        return call, addresses
 
     def _prepare_dispatch(
         self,
@@ -355,8 +423,13 @@ class EpDispatchCombineOp(OpAttributes):
                 view("received_count", (1,), torch.int32),
             ),
             sizes=tuple(storage_bytes(tensor) for tensor in tensors.values()),
-            sends_scales=scale_columns > 0,
-            ids_are_int32=indices.dtype == torch.int32,
+            work=DispatchWork(
+                KERNELS["dispatch"],
+                input.shape[0],
+                input.shape[1] * input.itemsize,
+                scale_columns * scales.itemsize if scales is not None else 0,
+                dtype_code(input.dtype),
+            ),
         )
 
     def _prepare_combine(
@@ -369,61 +442,100 @@ class EpDispatchCombineOp(OpAttributes):
             tensors["indices"] = indices
         check_arguments("combine", COMBINE_RULES, tensors, self._limits, self._device)
         tokens, topk, view = self._limits.max_tokens, self._limits.topk, self._views.get
+        rows, columns = input.shape
+
+        def work(zero_copy: bool) -> CombineWork:
+            kernel = kernels.combine_kernel(input.dtype, self._limits.quant_type, zero_copy)
+            weight_rows = 0 if weights is None else 1 if weightless else weights.shape[0]
+            return CombineWork(KERNELS[kernel], rows, weight_rows, columns * input.itemsize, dtype_code(input.dtype))
+
         return CombineCall(
-            out=view("combine_rows", (tokens, input.shape[1]), input.dtype),
+            out=view("combine_rows", (tokens, columns), input.dtype),
             out_weights=None if weights is None else view("combine_weights", (tokens, topk), torch.float32),
-            input_rows=input.shape[0],
-            input_bytes=storage_bytes(input),
+            sizes=(storage_bytes(input), storage_bytes(tensors["weights"])),
             weightless=weightless,
+            passed=work(zero_copy=False),
+            in_place=work(zero_copy=True),
         )
 
-    def _refuse_own_receive_memory(self, tensors: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...]) -> None:
+    def _follow(
+        self, work: DispatchWork, routing: EpDispatchRoutingHandle | None, return_routing: bool
+    ) -> tuple[DispatchWork, EpDispatchRoutingHandle]:
+        """The work of a dispatch along a handle, or of one that fills a new handle."""
+        kernel_type = self._limits.kernel_type
+        if routing is None:
+            require_kernel_type(kernel_type)
+            return work, new_handle(self._limits, self._device, work.tokens)
+        if return_routing:
+            raise ValueError("dispatch: routing and return_routing exclude each other: a replay makes no new handle")
+        check_handle(routing, self._limits, self._device, kernel_type)
+        if work.tokens != routing.cur_rank_num_token:
+            raise ValueError(
+                f"dispatch: input has {work.tokens} rows, the routing handle was made for "
+                f"{routing.cur_rank_num_token} tokens: pass as many rows (from_tensors takes the count as well)"
+            )
+        return work._replace(kernel=KERNELS["dispatch_replay"]), routing
+
+    def _refuse_own_receive_memory(self, addresses: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Peers write the receive memory while this rank still reads its arguments."""
         begin, end = self._receive_begin, self._receive_end
-        for place, size in enumerate(sizes):
-            if size == 0:
-                continue
-            address = tensors[place].data_ptr()  # type: ignore[union-attr]
-            if address < end and address + size > begin:
-                name = tuple(DISPATCH_RULES)[place]
+        for address, size in zip(addresses, sizes, strict=True):
+            if address < end and address + size > begin and size:
+                name = tuple(DISPATCH_RULES)[addresses.index(address)]
                 raise _overlap("dispatch", name, "receive memory")
 
-    def _refuse_own_results(self, name: str, tensor: torch.Tensor, size: int) -> None:
+    def _refuse_own_results(self, addresses: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """A combine reads its arguments while it writes its results."""
-        address = tensor.data_ptr()
-        if size and address < self._results_end and address + size > self._results_begin:
-            raise _overlap("combine", name, "results")
+        for name, address, size in zip(COMBINE_RULES, addresses, sizes, strict=False):
+            if address < self._results_end and address + size > self._results_begin and size:
+                raise _overlap("combine", name, "results")
 
-    def _combine_tokens(self, indices: torch.Tensor | None) -> int:
-        """Rows of the result: the tokens of the last dispatch. Before any, and where graphs hold dispatches so that the
-        host cannot know, the rows of `indices` as far as they fit."""
-        dispatched = self._plan.dispatched_tokens
+    def _combine_tokens(self, indices: torch.Tensor | None, routing: EpDispatchRoutingHandle | None) -> int:
+        """Rows of the result: the tokens of the dispatch. Before any, and where graphs hold dispatches so that the host
+        cannot know, the rows of `indices` as far as they fit."""
+        dispatched = self._plan.dispatched_tokens if routing is None else routing.cur_rank_num_token
         if dispatched is None:
             return 0 if indices is None else min(indices.shape[0], self._limits.max_tokens)
         if not self._ignores_combine_indices:
             check_combine_indices(indices, dispatched)  # type: ignore[arg-type]
         return dispatched
 
-    def _reads_registered_buffer(self, input: torch.Tensor, call: CombineCall, use_external: int | bool) -> bool:
-        """True for zero copy: the rows are in the registered buffer already. False: they are copied there first."""
-        external = self.config.use_external_inp_buf if use_external < 0 else bool(use_external)
-        address = input.data_ptr()
-        registered = address == self._registered_begin
-        if registered and not external:
-            return True
-        self._refuse_short_input(call.input_rows)
-        if not registered and address < self._registered_end and address + call.input_bytes > self._registered_begin:
+    def _received(self, routing: EpDispatchRoutingHandle | None) -> int:
+        """Rows received; waits on GPUs."""
+        return self._plan.received if routing is None else int(routing.total_recv_token_num)
+
+    def _refuse_part_of_registered_buffer(self, address: int, size: int) -> None:
+        if address < self._registered_end and address + size > self._registered_begin:
             raise ValueError(
                 "combine: input overlaps the registered combine buffer but does not start at its first row: "
                 "pass the buffer itself, or a tensor elsewhere"
             )
-        return registered
 
-    def _refuse_short_input(self, rows: int) -> None:
+    def _check_quantised(self, input: torch.Tensor, external: bool) -> None:
+        """ValueError where block-wise quantisation is not offered, as releases raise it."""
+        limits = self._limits
+        offered = kernels.BLOCKWISE_KERNEL_TYPES.get(limits.quant_type)
+        if offered is None:
+            return
+        name = QUANT_NAMES[limits.quant_type]
+        if limits.kernel_type not in offered:
+            raise ValueError(
+                f"{name} combine currently only supports {kernels.spell(offered)} combine, "
+                f"got kernel_type {limits.kernel_type}: use quant_type 'none' or 'fp8_direct_cast'"
+            )
+        if input.dtype != torch.bfloat16:
+            raise ValueError(f"{name} combine only supports bf16, got {input.dtype}: pass input.to(torch.bfloat16)")
+        if not external:
+            raise ValueError(
+                f"{name} combine currently requires --zero-copy 0 (useExternalInpBuffer=True): rows in the registered "
+                "buffer cannot be quantised in place, pass use_external_inp_buf=1"
+            )
+
+    def _refuse_short_input(self, rows: int, routing: EpDispatchRoutingHandle | None) -> None:
         """Where the host knows how many are needed without waiting; a GPU takes missing rows for zeros."""
         if not self._plan.synchronous:
             return
-        received = self._plan.received
+        received = self._received(routing)
         if rows < received:
             raise ValueError(
                 f"combine: input has {rows} rows but this rank received {received}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# Also the list of payload dtypes that dispatch moves; the suffixes name kernels and tuning rules.
+# Also the list of payload dtypes; the suffixes name kernels and tuning rules.
 _SUFFIX_BY_NAME = {
     "float32": "f32",
     "bfloat16": "bf16",
@@ -15,9 +15,6 @@ _SUFFIX_BY_NAME = {
 DTYPE_SUFFIX: dict[torch.dtype, str] = {
     getattr(torch, name): suffix for name, suffix in _SUFFIX_BY_NAME.items() if hasattr(torch, name)
 }
-
-# Rows that combine can add up. The other payload dtypes travel through dispatch as bytes.
-COMBINE_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 TOPK_IDX_DTYPE = torch.int32
 # uint32 ids are taken as they are: same size, and ids of 2^31 and more are no expert either way.

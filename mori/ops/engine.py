@@ -21,18 +21,43 @@ from mori.errors import CallFault, CallFaultWarning, MoriError, ReceiveOverflow,
 from mori.tensor_utils import dtype_to_int
 
 from . import device_code, streams
+from .dtypes import DTYPE_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SPIN_NS = 20_000
-_ARITHMETIC = {torch.float32: 1, torch.bfloat16: 2}  # csrc/layout/launch.hpp
 _RECEIVE_OVERFLOW = 1  # csrc/layout/ep_layout.hpp
 _ABORTED, _BUSY = 2, 3  # csrc/ops/ep_plan.hpp; what is not positive is no failure
 
 _STAGED_TOKENS = {"direct": -1, "auto": 32, "staged": 1 << 32}
 
-_dtype_code = functools.cache(dtype_to_int)
+# What a call names its kernel by; the table is csrc/kernels/table.hpp.
+KERNELS: dict[str, int] = {name: number for number, name in enumerate(_core.KERNELS)}
+CallExtras = _core.CallExtras
+NO_EXTRAS = CallExtras()
+
+dtype_code = functools.cache(dtype_to_int)
+
+
+class DispatchWork(NamedTuple):
+    """What a dispatch does, whatever the addresses. Sizes in bytes are those of one row."""
+
+    kernel: int
+    tokens: int
+    row_bytes: int
+    scale_bytes: int
+    dtype: int
+
+
+class CombineWork(NamedTuple):
+    """What a combine does, whatever the addresses. `weight_rows` may be fewer or more than `input_rows`."""
+
+    kernel: int
+    input_rows: int
+    weight_rows: int
+    row_bytes: int
+    dtype: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,8 @@ class EpShape:
     experts_per_rank: int
     topk: int
     max_recv_tokens: int
-    may_stage: bool = False  # landing areas for the staged path
+    may_stage: bool = False  # landing areas for the staged path, which calls that are split take
+    block_scales: int = 0  # scales per row of a block-wise quantised combine
 
     @property
     def native(self) -> _core.EpShape:
@@ -87,13 +113,17 @@ def layout(shape: EpShape) -> Layout:
 class EpPlan:
     """A shape resolved to launches on one communicator and one block of memory. Construction is collective.
 
+    `kernels`: names of those to have ready; any other one is compiled when a call first names it.
+
     On the host target a call is synchronous: when it returns, this rank's results are there. It raises PeerLost,
     PeerTimeout or OutOfStep when the communicator is lost, and a CallFault, equal on all ranks, when only the call is.
     On GPUs a call is enqueued on the current stream of the communicator's device. It raises what is known by then of
     the communicator; `check` waits and tells the rest.
     """
 
-    def __init__(self, shape: EpShape, comm: Communicator, memory: AllocatedMemory) -> None:
+    def __init__(
+        self, shape: EpShape, comm: Communicator, memory: AllocatedMemory, kernels: Iterable[str] = ()
+    ) -> None:
         self._shape = shape
         self._comm = comm
         self._memory = memory
@@ -107,6 +137,9 @@ class EpPlan:
         try:
             timeout_ns = round(1e9 * env.get("MORI_TIMEOUT_S"))
             self._native = _core.EpPlan(comm._native, memory.native, shape.native, _launcher(shape, comm), timeout_ns)
+            self._loaded = set(KERNELS.values()) if self._native.synchronous else set()
+            for name in kernels:
+                self._load(KERNELS[name])
             self._native.prepare()
         except Exception as error:
             failure = error
@@ -131,35 +164,23 @@ class EpPlan:
 
     def dispatch(
         self,
-        input: torch.Tensor,
-        weights: torch.Tensor | None,
-        scales: torch.Tensor | None,
-        indices: torch.Tensor,
+        work: DispatchWork,
+        addresses: tuple[int, ...],
         *,
+        extras: _core.CallExtras = NO_EXTRAS,
         block_num: int = 0,
         warp_per_block: int = 0,
     ) -> None:
-        """Send every row of `input` once to each distinct rank among its experts. See the façades for the contract.
+        """Send every row once to each distinct rank among its experts. See the façades for the contract.
 
-        `block_num` and `warp_per_block` bound GPU grids from above, 0 leaves the choice open; the host runs its
-        own threads whatever they say.
+        `addresses`: of input, weights, scales and indices; 0 for none. `block_num` and `warp_per_block` bound GPU grids
+        from above, 0 leaves the choice open; the host runs its own threads whatever they say.
         """
         if self._unseen_fault:
             self._warn()
-        tokens, columns = input.shape
-        outcome = self._native.dispatch(
-            input.data_ptr(),
-            weights.data_ptr() if weights is not None else 0,
-            scales.data_ptr() if scales is not None else 0,
-            indices.data_ptr(),
-            tokens,
-            columns * input.itemsize,
-            scales.shape[1] * scales.itemsize if scales is not None else 0,
-            _dtype_code(input.dtype),
-            block_num,
-            warp_per_block,
-            self._stream(),
-        )
+        if work.kernel not in self._loaded:
+            self._load(work.kernel)
+        outcome = self._native.dispatch(*work, *addresses, extras, block_num, warp_per_block, self._stream())
         if outcome > 0:
             self._raise(outcome)
         if self._checks_itself:
@@ -167,39 +188,56 @@ class EpPlan:
 
     def combine(
         self,
-        input: torch.Tensor,
-        weights: torch.Tensor | None,
+        work: CombineWork,
+        addresses: tuple[int, ...],
         *,
         tokens: int,
-        external: bool,
+        extras: _core.CallExtras = NO_EXTRAS,
         block_num: int = 0,
         warp_per_block: int = 0,
     ) -> None:
         """Return one row per received row to the token's owner, which adds them up. `tokens`: rows of the result.
 
-        `external`: the rows are `input`'s; else they lie in region combine_in_rows already, and `input` tells their
-        dtype and width. Rows beyond those passed count as zeros.
+        `addresses`: of input and weights. Input 0: the rows lie in region combine_in_rows already. Rows beyond those
+        passed count as zeros.
         """
         if self._unseen_fault:
             self._warn()
-        rows, columns = input.shape
-        outcome = self._native.combine(
-            input.data_ptr() if external else 0,
-            weights.data_ptr() if weights is not None else 0,
-            rows,
-            weights.shape[0] if weights is not None else 0,
-            tokens,
-            columns * input.itemsize,
-            _dtype_code(input.dtype),
-            _ARITHMETIC[input.dtype],
-            block_num,
-            warp_per_block,
-            self._stream(),
-        )
+        if work.kernel not in self._loaded:
+            self._load(work.kernel)
+        outcome = self._native.combine(*work, tokens, *addresses, extras, block_num, warp_per_block, self._stream())
         if outcome > 0:
             self._raise(outcome)
         if self._checks_itself:
             self._check_eager()
+
+    def receive(self) -> None:
+        """The second half of the last call, which was split; on any stream that waits for the first half's."""
+        outcome = self._native.receive(self._stream())
+        if outcome > 0:
+            self._raise(outcome)
+        if self._checks_itself:
+            self._check_eager()
+
+    def convert(
+        self, kernel: int, row_bytes: int, addresses: tuple[int, ...], block_num: int = 0, warp_per_block: int = 0
+    ) -> None:
+        """Between received rows and the places of their experts; on this rank alone.
+
+        `addresses`: of rows and indices (only read by kernel `pack`), of packed rows and their sources.
+        """
+        if kernel not in self._loaded:
+            self._load(kernel)
+        outcome = self._native.convert(kernel, row_bytes, *addresses, block_num, warp_per_block, self._stream())
+        if outcome > 0:
+            self._raise(outcome)
+
+    def _load(self, kernel: int) -> None:
+        if kernel not in self._loaded:
+            arch = target.current().arch
+            with torch.cuda.device(self._comm.device):
+                self._native.load(kernel, device_code.kernel(_core.KERNELS[kernel], self._shape, arch))
+            self._loaded.add(kernel)
 
     @property
     def synchronous(self) -> bool:
@@ -312,9 +350,7 @@ class EpPlan:
 def _launcher(shape: EpShape, comm: Communicator) -> _core.Launcher:
     """How kernels are run on the device of the communicator."""
     if comm.device.type == "cuda":
-        with torch.cuda.device(comm.device):
-            cubin = device_code.kernels(shape, target.current().arch)
-        return _core.Launcher.cuda(comm.device.index, cubin, shape.native)
+        return _core.Launcher.cuda(comm.device.index, shape.native)
     threads = env.get("MORI_HOST_THREADS") or max(1, _cores() // shape.world_size)
     if threads > _core.MAX_BLOCKS:
         raise ValueError(f"MORI_HOST_THREADS={threads}: a rank has at most {_core.MAX_BLOCKS} threads; 0 chooses")
@@ -331,23 +367,19 @@ def _call_fault(fault: tuple[int, ...]) -> CallFault:
         )
     return RowMismatch(
         f"call {call}: rank {rank} passed {_describe(seen)}, lower ranks {_describe(expected)}: "
-        "dtype, row size and the presence of scales must be equal on all ranks"
+        "dtype, row size, the presence of scales and the kind of call must be equal on all ranks"
     )
 
 
 def _describe(header: int) -> str:
-    """Row size and dtype of a header word (csrc/layout/words.hpp)."""
-    names = {dtype_to_int(dtype): str(dtype).removeprefix("torch.") for dtype in (*_ARITHMETIC, *_transport_dtypes())}
+    """What a header word (csrc/layout/words.hpp) says of the rows."""
+    names = {dtype_to_int(dtype): str(dtype).removeprefix("torch.") for dtype in DTYPE_SUFFIX}
     code = header >> 4 & 0xF
     rows = f"rows of {header >> 8 & 0xFFFFFF} bytes of {names.get(code, f'dtype {code}')}"
     if header >> 3 & 1:  # a combine
-        return rows
-    return f"{rows} {'with' if header & 2 else 'without'} scales"
-
-
-def _transport_dtypes() -> list[torch.dtype]:
-    names = ("float8_e4m3fn", "float8_e4m3fnuz", "float4_e2m1fn_x2")
-    return [getattr(torch, name) for name in names if hasattr(torch, name)]
+        return f"{rows}, quantised" if header & 4 else rows
+    layout = ", for standard-MoE layouts" if header & 4 else ""
+    return f"{rows} {'with' if header & 2 else 'without'} scales{layout}"
 
 
 def _cores() -> int:

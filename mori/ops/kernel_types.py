@@ -37,12 +37,8 @@ class EpDispatchCombineQuantType(_NativeEnum):
     Fp4BlockwiseQuant = 3
 
 
-# Kernel families that serve one node only: for them `gpu_per_node` above the world size means "all of it".
+# Kernel families that serve one node only.
 SINGLE_NODE = frozenset({EpDispatchCombineKernelType.IntraNode, EpDispatchCombineKernelType.IntraNodeLL})
-
-# What this version can construct. The others are refused at construction, never half way through a call.
-AVAILABLE_KERNEL_TYPES = frozenset({EpDispatchCombineKernelType.IntraNode})
-AVAILABLE_QUANT_TYPES = frozenset({EpDispatchCombineQuantType.None_})
 
 QUANT_TYPE_MAP = {
     "none": EpDispatchCombineQuantType.None_,

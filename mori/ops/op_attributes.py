@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -136,20 +136,3 @@ class OpAttributes:
             "kernel_type": int(native.kernel_type),
             "quant_type": int(native.quant_type),
         }
-
-    def dispatch_standard_moe(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Not built yet: raises NotImplementedError, as the next three do."""
-        _refuse("dispatch_standard_moe", "dispatch")
-
-    def combine_standard_moe(self, *arguments: Any, **options: Any) -> NoReturn:
-        _refuse("combine_standard_moe", "combine")
-
-    def convert_dispatch_output(self, *arguments: Any, **options: Any) -> NoReturn:
-        _refuse("convert_dispatch_output", "the rows as dispatch returns them")
-
-    def convert_combine_input(self, *arguments: Any, **options: Any) -> NoReturn:
-        _refuse("convert_combine_input", "rows in the order of dispatch")
-
-
-def _refuse(method: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"{method}: standard-MoE layouts are not built in this version of mori; use {instead}")

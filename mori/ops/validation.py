@@ -7,7 +7,7 @@ the call, the numbers of the op and the remedy. Whether a call is legal depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from mori.errors import UnsupportedDtype
 
 from .config import Limits
-from .dtypes import COMBINE_DTYPES, DTYPE_SUFFIX, INDEX_DTYPES, dtype_names
+from .dtypes import DTYPE_SUFFIX, INDEX_DTYPES, dtype_names
 
 
 class Argument(NamedTuple):
@@ -134,13 +134,7 @@ COMBINE_RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             UnsupportedDtype,
             lambda a: a.tensor.dtype in DTYPE_SUFFIX,
-            "has dtype {t.dtype}, which no kernel adds up; supported: " + dtype_names(COMBINE_DTYPES),
-        ),
-        Rule(
-            TypeError,
-            lambda a: a.tensor.dtype in COMBINE_DTYPES,
-            "has dtype {t.dtype}, which this version moves (dispatch) but does not add up; supported: "
-            + dtype_names(COMBINE_DTYPES),
+            "has dtype {t.dtype}, which no kernel adds up; supported: " + dtype_names(DTYPE_SUFFIX),
         ),
         *_PLACEMENT,
         *_ROW_SIZE,
@@ -151,6 +145,25 @@ COMBINE_RULES: dict[str, tuple[Rule, ...]] = {
     "indices": (_IDS_ARE_INT32, *_PLACEMENT, _TOPK_COLUMNS),
 }
 
+PACKED_RULES: dict[str, tuple[Rule, ...]] = {
+    "input": (
+        COMBINE_RULES["input"][0],
+        _ON_DEVICE,
+        Rule(ValueError, lambda a: a.tensor.dim() == 3, "must have 3 dimensions, got {t.ndim}: shape {shape}"),
+        _IS_CONTIGUOUS,
+        Rule(
+            ValueError,
+            lambda a: (
+                a.tensor.shape[0] == a.limits.experts_per_rank
+                and a.tensor.shape[1] == a.limits.world_size * a.limits.max_tokens
+            ),
+            "has shape {shape}, must be [num_experts_per_rank {l.experts_per_rank}, world_size x "
+            "max_num_inp_token_per_rank, h]: pass rows in the places that the forward conversion gave them",
+        ),
+    ),
+    "indices": COMBINE_RULES["indices"],
+}
+
 # What may be None, and what to say when something else is.
 OPTIONAL = frozenset({"weights", "scales"})
 
@@ -158,7 +171,7 @@ OPTIONAL = frozenset({"weights", "scales"})
 def check_arguments(
     call: str,
     rules: dict[str, tuple[Rule, ...]],
-    tensors: dict[str, torch.Tensor | None],
+    tensors: Mapping[str, torch.Tensor | None],
     limits: Limits,
     device: torch.device,
 ) -> None:

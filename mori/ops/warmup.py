@@ -6,7 +6,7 @@ import dataclasses
 
 from mori import target
 
-from . import device_code
+from . import device_code, kernels
 from .config import EpDispatchCombineConfig, check_config
 from .construction import shape_of
 from .kernel_types import EpDispatchCombineKernelType, normalize_kernel_type
@@ -29,4 +29,6 @@ def warmup_jit_kernels(kernel_type: EpDispatchCombineKernelType, config: EpDispa
     current = target.current()
     if current.is_device:
         config = dataclasses.replace(config, kernel_type=kernel_type)
-        device_code.kernels(shape_of(config, check_config(config)), current.arch)
+        limits = check_config(config)
+        for name in kernels.initial(config, limits):
+            device_code.kernel(name, shape_of(config, limits), current.arch)

@@ -109,10 +109,6 @@ WRONG_COMBINE: dict[str, Wrong] = {
     "ids int64": Wrong(replace("indices", torch.Tensor.long), TypeError, "int32 & int64"),
     "input float16": Wrong(replace("input", torch.Tensor.half), TypeError, "float16"),
     "input float16 as KeyError": Wrong(replace("input", torch.Tensor.half), KeyError, "float16"),
-    "input fp8": Wrong(replace("input", lambda x: x.to(torch.float8_e4m3fn)), TypeError, "float8_e4m3fn"),
-    "input fp4": Wrong(
-        replace("input", lambda x: x.view(torch.uint8).view(torch.float4_e2m1fn_x2)), TypeError, "float4_e2m1fn_x2"
-    ),
     "input on meta": Wrong(replace("input", lambda x: x.to("meta")), (ValueError, TypeError), ON_META),
     "input vector": Wrong(replace("input", lambda x: x[0].clone()), ValueError, "input"),
     "too wide": Wrong(replace("input", lambda x: torch.cat([x, x], dim=1)), ValueError, f"{2 * HIDDEN} & {HIDDEN}"),

@@ -101,12 +101,11 @@ def test_warm_up_compiles_what_ops_of_that_config_run(compiled: list[jit.Spec], 
         monkeypatch.setenv("MORI_EP_PATH", path)
         config = make_config(rank=3, num_experts_per_token=6)
         warmup_jit_kernels(KernelType.IntraNode, config)
-        [spec] = compiled
-        # Every rank of the op finds it.
+        # Every rank of the op finds them.
         for rank in range(2):
             shape = shape_of(dataclasses.replace(config, rank=rank), check_config(config))
-            assert spec == device_code.spec(shape, "sm_90")
-        assert dict(spec.constants)["MORI_FIXED_TOPK"] == "6"  # type: ignore[arg-type]
+            assert compiled == [device_code.spec(name, shape, "sm_90") for name in ("dispatch", "combine_bf16")]
+        assert dict(compiled[0].constants)["MORI_FIXED_TOPK"] == "6"  # type: ignore[arg-type]
         compiled.clear()
 
 

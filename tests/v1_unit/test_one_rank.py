@@ -310,17 +310,3 @@ def test_rank_and_world_must_be_those_of_shmem(session: bytes):
     for rank, world_size in ((1, 2), (0, 2)):
         with pytest.raises(ValueError, match=rf"rank {rank} of world_size {world_size}, .* rank 0 of 1"):
             make_op(rank=rank, world_size=world_size)
-
-
-def test_features_that_are_not_built_say_so(session: bytes):
-    op = make_op()
-    given = arguments()
-    for call in (
-        lambda: op.dispatch(*given, return_routing=True),
-        lambda: op.dispatch(*given, routing=object()),
-        lambda: op.combine(given[0], None, given[3], routing=object()),
-        lambda: op.dispatch_standard_moe(*given),
-        lambda: op.convert_dispatch_output(given[0], given[3]),
-    ):
-        with pytest.raises(NotImplementedError, match="not built in this version"):
-            call()

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import mori
+from mori.ops import calls
 from mori.ops.calls import CallMemo, DispatchCall
 from mori.ops.config import check_config
+from mori.ops.dtypes import DTYPE_SUFFIX
+from mori.ops.engine import DispatchWork
 from mori.ops.validation import (
     COMBINE_RULES,
     DISPATCH_RULES,
@@ -107,16 +110,11 @@ def test_unsupported_dtype_is_what_releases_raise():
         check(dispatch_tensors() | {"input": torch.zeros(6, 32, dtype=torch.float16)})
 
 
-def test_combine_adds_only_what_it_can_add():
-    for dtype, error in (
-        (torch.float8_e4m3fn, TypeError),
-        (torch.float4_e2m1fn_x2, TypeError),
-        (torch.int32, mori.UnsupportedDtype),
-    ):
-        rows = torch.zeros(6, 32, dtype=torch.uint8)
-        with pytest.raises(error, match=str(dtype)):
-            given = {"input": rows.to(dtype) if dtype is torch.int32 else rows.view(dtype), "weights": None}
-            check_arguments("combine", COMBINE_RULES, given, LIMITS, CPU)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float16, torch.float64])
+def test_combine_adds_only_what_it_can_add(dtype: torch.dtype):
+    given = {"input": torch.zeros(6, 32).to(dtype), "weights": None}
+    with pytest.raises(mori.UnsupportedDtype, match=f"{dtype}.*float4_e2m1fn_x2, float8_e4m3fn"):
+        check_arguments("combine", COMBINE_RULES, given, LIMITS, CPU)
 
 
 def test_ids_are_named_by_token_and_column():
@@ -157,29 +155,63 @@ def test_registered_buffer_fits_what_the_op_was_built_for(
             check_registered_rows(dtype, columns, LIMITS)
 
 
-def test_a_call_is_checked_once_per_metadata():
+WORK = DispatchWork(kernel=0, tokens=4, row_bytes=32, scale_bytes=0, dtype=0)
+
+
+@pytest.fixture(params=["exchange interface", "attributes"])
+def memo(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CallMemo[DispatchCall]:
+    """Both ways of looking at tensors; versions of torch before 2.10 have the second only."""
+    if request.param == "attributes":
+        monkeypatch.setattr(calls, "_describer", lambda: calls._describe_slowly)
+    elif not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange interface")
+    return CallMemo(enabled=True)
+
+
+def test_a_call_is_checked_once_per_metadata(memo: CallMemo[DispatchCall]):
     prepared: list[tuple[Any, ...]] = []
 
     def prepare(*tensors: torch.Tensor | None) -> DispatchCall:
         prepared.append(tensors)
-        return DispatchCall((), (), sends_scales=False, ids_are_int32=True)
+        return DispatchCall((), (), WORK)
 
-    memo: CallMemo[DispatchCall] = CallMemo(enabled=True)
-    rows = torch.zeros(4, 8)
-    first = memo.find(prepare, rows, None)
-    assert memo.find(prepare, torch.ones(4, 8), None) is first
+    rows, same = torch.zeros(4, 8), torch.ones(4, 8)
+    first, addresses = memo.find(prepare, rows, None)
+    assert addresses == (rows.data_ptr(), 0)
+    found, addresses = memo.find(prepare, same, None)
+    assert found is first
+    assert addresses == (same.data_ptr(), 0)
     assert len(prepared) == 1
-    for other in (rows[:3], rows.bfloat16(), torch.zeros(8, 4).t(), rows.to("meta"), rows.view(2, 16)):
-        assert memo.find(prepare, other, None) is not first
-    assert memo.find(prepare, rows, rows) is not first
-    assert len(prepared) == 7
+    others = [rows[:3], rows.bfloat16(), torch.zeros(8, 4).t(), rows.view(2, 16), rows.view(torch.int32), rows[0]]
+    for other in others:
+        assert memo.find(prepare, other, None)[0] is not first
+    assert memo.find(prepare, rows[1:3], None)[1] == (rows.data_ptr() + 32, 0)
+    assert memo.find(prepare, rows, rows)[0] is not first
+    assert len(prepared) == 1 + len(others) + 2
 
 
-def test_a_refused_call_is_refused_again():
+@pytest.mark.parametrize("dtype", [*DTYPE_SUFFIX, torch.float8_e8m0fnu, torch.uint8], ids=str)
+def test_every_dtype_is_looked_at(memo: CallMemo[DispatchCall], dtype: torch.dtype):
+    raw = torch.zeros(4, 8, dtype=torch.uint8)
+    calls = [memo.find(lambda *_: DispatchCall((), (), WORK), raw.view(dtype)) for _ in range(2)]
+    assert calls[0][0] is calls[1][0]
+    assert calls[0][1] == (raw.data_ptr(),)
+    assert memo.find(lambda *_: DispatchCall((), (), WORK), raw.view(torch.int16))[0] is not calls[0][0]
+
+
+@pytest.mark.parametrize("odd", [torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta"), [1], 7], ids=repr)
+def test_what_is_no_dense_tensor_is_left_to_the_rules(memo: CallMemo[DispatchCall], odd: Any):
+    def refuse(*tensors: Any) -> DispatchCall:
+        raise ValueError(type(tensors[0]).__name__)
+
+    with pytest.raises(ValueError, match=type(odd).__name__):
+        memo.find(refuse, odd)
+
+
+def test_a_refused_call_is_refused_again(memo: CallMemo[DispatchCall]):
     def refuse(*tensors: torch.Tensor | None) -> DispatchCall:
         raise ValueError("no")
 
-    memo: CallMemo[DispatchCall] = CallMemo(enabled=True)
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
             memo.find(refuse, torch.zeros(2))
