@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import mori.errors
-from mori import env
-from mori.demo import adapt
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # tables of the tests
+
+import mori.errors  # noqa: E402
+from mori import env  # noqa: E402
+from mori.demo import adapt  # noqa: E402
+from tests.clients import table as clients  # noqa: E402
+
 ENVIRONMENT = ROOT / "docs" / "environment.md"
 ACTS = {"build": "at build time", "run": "at run time", "never": "not at all"}
 
@@ -54,6 +58,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "guide example": guide_example_text,
     "guide example on CPUs": guide_example_diff,
     "errors": errors,
+    "clients": clients.markdown,
 }
 
 
