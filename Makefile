@@ -38,7 +38,7 @@ test: $(INSTALLED) $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m "not gpu and not full"
 
 test-full: $(INSTALLED) $(DEVELOPMENT)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "full or not gpu"
 
 lint: $(INSTALLED) $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -25,10 +26,15 @@ settings.register_profile(
 settings.register_profile("full", settings.get_profile("default"), derandomize=False, max_examples=300)
 
 
+def asks_for(expression: str, marker: str) -> bool:
+    """Whether a `-m` expression names the marker other than to leave it out."""
+    return re.search(rf"(?<!not )\b{marker}\b", expression) is not None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in OPTIONAL_MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    settings.load_profile("full" if "full" in config.getoption("-m") else "default")
+    settings.load_profile("full" if asks_for(config.getoption("-m"), "full") else "default")
 
 
 def world_size_of(item: pytest.Item) -> int:
@@ -41,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Tests of one world follow each other, because a change of world initialises shmem anew.
     items.sort(key=world_size_of)
     chosen = config.getoption("-m")
-    optional = [name for name in OPTIONAL_MARKERS if name not in chosen]
+    optional = [name for name in OPTIONAL_MARKERS if not asks_for(chosen, name)]
     deselected = [item for item in items if any(item.get_closest_marker(name) for name in optional)]
     if deselected:
         config.hook.pytest_deselected(items=deselected)
