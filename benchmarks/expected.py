@@ -9,6 +9,17 @@ from collections.abc import Sequence
 
 import torch
 
+FP4 = torch.float4_e2m1fn_x2
+_FP4_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def float_values(rows: torch.Tensor) -> torch.Tensor:
+    """float32 [n, hidden] of rows of any dtype; a byte of fp4 holds the even column in its low half."""
+    if rows.dtype != FP4:
+        return rows.float()
+    raw = rows.contiguous().view(torch.uint8)
+    return _FP4_VALUES.to(raw.device)[torch.stack([raw & 15, raw >> 4], dim=2).long()].flatten(1)
+
 
 class Routing:
     """Who sends which token where, from each rank's [n, K] ids."""

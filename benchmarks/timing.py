@@ -33,9 +33,17 @@ def capture(calls: Iterable[Callable[[], None]]) -> torch.cuda.CUDAGraph:
 
 
 def wall_times_us(
+    work: Mapping[str, Callable[[], None]], align: Callable[[], None], repetitions: int
+) -> dict[str, list[float]]:
+    """As `own_wall_times_us`, of the slowest rank in each repetition."""
+    own = own_wall_times_us(work, align, repetitions)
+    return {name: slowest(times) for name, times in own.items()}
+
+
+def own_wall_times_us(
     work: Mapping[str, Callable[[], None]], align: Callable[[], None], repetitions: int, warm_up: int = 3
 ) -> dict[str, list[float]]:
-    """Microseconds of the slowest rank for each kind of work and repetition; the kinds take turns.
+    """Microseconds of this rank for each kind of work and repetition; the kinds take turns.
 
     Before each one the GPU is kept busy until all is queued, and `align`, a call that all ranks take part in, lets
     their GPUs start together.
@@ -53,7 +61,7 @@ def wall_times_us(
             end.synchronize()
             if repetition >= 0:
                 own[name].append(start.elapsed_time(end) * 1e3)
-    return {name: slowest(times) for name, times in own.items()}
+    return own
 
 
 def host_times_us(

@@ -272,8 +272,8 @@ AREAS: dict[str, tuple[Variable, ...]] = {
         Variable("MORI_CCO_GDA_CONN", TEXT, None, "Connection type in examples." + _LATER),
     ),
     "Benchmarks and logging": (
-        Variable("MORI_TUNING_SCOPE", TEXT, None, "What the tuner sweeps." + _LATER),
-        Variable("MORI_PERF_OUT", TEXT, None, "Where benchmarks write results." + _LATER),
+        Variable("MORI_TUNING_SCOPE", choice("quick", "full"), "quick", "How many launch sizes the tuner tries."),
+        Variable("MORI_PERF_OUT", TEXT, None, "File to which bench_dispatch_combine.py adds a JSON line per phase."),
         Variable("MORI_EP_ROUNDS", COUNT, None, "Rounds of a benchmark." + _LATER),
         Variable("MORI_EP_ROUND_SERIES", BOOL, False, "Print every round of a benchmark." + _LATER),
         Variable("MORI_SMI_MONITOR", BOOL, False, "Record GPU telemetry in benchmarks." + _NEVER),

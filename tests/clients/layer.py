@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.expected import float_values
 from tests import reference
-
-FP4_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,7 @@ class Wire:
 
     def unpack(self, rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         """float32 [rows, hidden]."""
-        if self.dtype == torch.float4_e2m1fn_x2:
-            raw = rows.contiguous().view(torch.uint8)
-            values = FP4_VALUES[torch.stack([raw & 15, raw >> 4], dim=2).long()].flatten(1)
-        else:
-            values = rows.float()
+        values = float_values(rows)
         return values if scales is None else values * scales.float().repeat_interleave(self.block, dim=1)
 
 
