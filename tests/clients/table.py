@@ -65,12 +65,12 @@ FORMS: tuple[Form, ...] = (
         WORKS,
         "aiter::construction_for_one_node aiter::construction_for_several_nodes",
     ),
-    Form("AITER, older", "no `gpu_per_node`, IntraNode", WORKS, "aiter::an_older_revision_without_gpu_per_node"),
+    Form("AITER, older", "no `gpu_per_node`, up to 8 ranks", WORKS, "aiter::an_older_revision_without_gpu_per_node"),
     Form(
         "AITER, older",
-        "no `gpu_per_node`, InterNodeV1, a world that 8 does not divide",
+        "no `gpu_per_node`, more ranks, of which 8 is no divisor",
         "`ValueError` at construction with both numbers: only the caller knows its nodes",
-        "aiter::an_older_revision_between_nodes_is_refused_where_8_divides_no_world",
+        "aiter::an_older_revision_is_refused_where_8_does_not_divide_the_world",
     ),
     Form(
         "AITER, its multi-GPU test",

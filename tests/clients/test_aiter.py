@@ -32,9 +32,10 @@ def test_construction_for_one_node():
     on_ranks(round_trip, "IntraNode", ONE_NODE | {"gpu_per_node": 2})
 
 
-def test_an_older_revision_without_gpu_per_node():
+@pytest.mark.parametrize("kernel,fields", [("IntraNode", ONE_NODE), ("InterNodeV1", SEVERAL_NODES)])
+def test_an_older_revision_without_gpu_per_node(kernel: str, fields: dict[str, Any]):
     """Its default, 8, must serve two ranks of one node."""
-    on_ranks(round_trip, "IntraNode", ONE_NODE)
+    on_ranks(round_trip, kernel, fields)
 
 
 def test_construction_for_several_nodes():
@@ -47,9 +48,9 @@ def refused(context: RankContext, kernel: str, fields: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_an_older_revision_between_nodes_is_refused_where_8_divides_no_world():
-    for text in on_ranks(refused, "InterNodeV1", SEVERAL_NODES):
-        assert "gpu_per_node 8 does not divide world_size 2" in text
+def test_an_older_revision_is_refused_where_8_does_not_divide_the_world():
+    for text in on_ranks(refused, "InterNodeV1", SEVERAL_NODES | {"world_size": 12}):
+        assert "gpu_per_node 8 does not divide world_size 12" in text
 
 
 def three_arguments(context: RankContext) -> None:
