@@ -13,6 +13,7 @@ from benchmarks.intra_node import tuning
 from benchmarks.intra_node.clock import Clock, clock_for
 from benchmarks.intra_node.options import Options
 from benchmarks.intra_node.session import Inputs, Session
+from benchmarks.timing import capture
 from mori import env
 
 STRESS_ROUNDS_PER_ITERATION = 10
@@ -115,8 +116,6 @@ def stress(session: Session, clock: Clock, say: Say) -> list[dict[str, Any]]:
 
 def replay_graphs(session: Session, generator: torch.Generator, replays: int) -> int:
     """Graphs of several batch sizes, with new data in place before each replay."""
-    from benchmarks.timing import capture
-
     options, rank = session.options, session.rank
     kept: list[tuple[Any, Inputs, tuple, tuple]] = []
     for size in GRAPH_SIZES:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.intra_node import commands, tuning
+from benchmarks.intra_node import clock, commands, tuning
 from benchmarks.intra_node.inputs import DISTRIBUTIONS, ROUTINGS
 from benchmarks.intra_node.options import FLAGS, Options, parse
 from benchmarks.intra_node.tuning import Candidate, choose
@@ -163,6 +164,44 @@ def test_wrong_results_end_the_program():
 def test_stress():
     for [found] in pool(2).run(execute, [*SMALL, "--cmd=stress", "--dtype=fp8_e4m3", "--combine-dtype=bf16"]):
         assert found == {"phase": "stress", "rounds": 20, "replays": 0}
+
+
+class Replayed:
+    """Stands in for a captured graph."""
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        self.calls = calls
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+def made_up_times(work: dict[str, Callable[[], None]], align: Callable[[], None], *_: int) -> dict[str, list[float]]:
+    """A dispatch takes 10 us, a pair 17; there are two calls in a graph."""
+    align()
+    for enqueue in work.values():
+        enqueue()
+    return {"dispatch": [20.0, 20.0], "pair": [34.0, 36.0]}
+
+
+def as_on_gpus(context: RankContext, command: str) -> Any:
+    session = commands.Session(context.rank, parse(SMALL, on_cpus=True), torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "capture", Replayed)
+        patch.setattr(commands, "capture", Replayed)
+        patch.setattr(clock, "own_wall_times_us", made_up_times)
+        return commands.COMMANDS[command](session, clock.GpuClock(), lambda text: None)
+
+
+def test_graphs_are_timed_apart():
+    for dispatch, combine in pool(2).run(as_on_gpus, "bench"):
+        assert [each["us"] for each in dispatch["ranks"]] == [[10.0, 10.0]] * 2
+        assert [each["us"] for each in combine["ranks"]] == [[7.0, 8.0]] * 2
+
+
+def test_graphs_of_several_sizes_are_replayed_with_new_data():
+    assert pool(2).run(as_on_gpus, "stress") == [[{"phase": "stress", "rounds": 20, "replays": 20}]] * 2
 
 
 def test_tuning_saves_what_auto_mode_reads(tmp_path: Path):
