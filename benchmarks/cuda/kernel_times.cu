@@ -5,11 +5,17 @@
 #ifndef MORI_TRACED
 #define MORI_TRACED 0
 #endif
-#define MORI_MAY_STAGE 0
-#define MORI_FIXED_WORLD_SIZE 2
-#define MORI_FIXED_TOPK 8
-#define MORI_FIXED_EXPERTS_PER_RANK 128
-#define MORI_FIXED_MAX_TOKENS 4096
+#define MORI_SHAPE_WORLD_SIZE 2
+#define MORI_SHAPE_MAX_TOKENS 4096
+#define MORI_SHAPE_HIDDEN_DIM 7168
+#define MORI_SHAPE_MAX_ELEMENT_BYTES 2
+#define MORI_SHAPE_SCALE_DIM 56
+#define MORI_SHAPE_SCALE_ELEMENT_BYTES 4
+#define MORI_SHAPE_EXPERTS_PER_RANK 128
+#define MORI_SHAPE_TOPK 8
+#define MORI_SHAPE_MAX_RECV_TOKENS 8192
+#define MORI_SHAPE_MAY_STAGE 0
+#define MORI_SHAPE_BLOCK_SCALES 0
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -22,7 +28,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/runtime/cuda_kernels.cu"
+#include "../../csrc/device/target_cuda.hpp"
+#include "../../csrc/kernels/kernels.hpp"
 
 #define CHECK(call)                                                                        \
   do {                                                                                     \
@@ -56,6 +63,17 @@ struct Rank {
 
 Rank ranks[world];
 EpLayout layout;
+
+template <KernelId id>
+__global__ void __launch_bounds__(512, 1) kernel(const __grid_constant__ typename KernelOf<CudaTarget, id>::Args args) {
+  CudaTarget target;
+  run_kernel<CudaTarget, id>(target, args);
+}
+
+Routing own_routing(const EpArgs& ep) {
+  return {ep.own<u32>(RegionId::sender_map), ep.own<u32>(RegionId::received_count),
+          ep.own<RoutingSummary>(RegionId::control, ControlWords(world).summary())};
+}
 
 template <class Type>
 Type* device_copy(const vector<Type>& host) {
@@ -118,6 +136,8 @@ struct Case {
 void launch_dispatch(Rank& rank, const Case& c) {
   DispatchArgs args{};
   args.ep = rank.ep;
+  args.routing = own_routing(rank.ep);
+  args.halves = whole_call;
   args.input = rank.input;
   args.weights = c.weights ? rank.weights : nullptr;
   args.scales = c.scales ? rank.scales : nullptr;
@@ -127,12 +147,14 @@ void launch_dispatch(Rank& rank, const Case& c) {
   args.scale_bytes = c.scales ? scale_count * 4 : 0;
   args.dtype = 1;
   args.parts = c.parts;
-  mori_dispatch<<<c.blocks, c.warps * 32, DispatchScratch::bytes(world, c.warps), rank.stream>>>(args);
+  kernel<KernelId::dispatch><<<c.blocks, c.warps * 32, DispatchScratch::bytes(world, c.warps), rank.stream>>>(args);
 }
 
 void launch_combine(Rank& rank, const Case& c) {
   CombineArgs args{};
   args.ep = rank.ep;
+  args.routing = own_routing(rank.ep);
+  args.halves = whole_call;
   args.input = c.external ? rank.external : nullptr;
   args.weights = c.weights ? rank.ep.own<float>(RegionId::dispatch_weights) : nullptr;
   args.input_rows = args.weight_rows = world * max_tokens;
@@ -141,7 +163,7 @@ void launch_combine(Rank& rank, const Case& c) {
   args.dtype = 1;
   args.parts = c.parts;
   args.stagers = c.stagers;
-  mori_combine_bf16<<<c.blocks, c.warps * 32, CombineScratch::bytes(world, topk, c.warps), rank.stream>>>(args);
+  kernel<KernelId::combine_bf16><<<c.blocks, c.warps * 32, CombineScratch::bytes(world, topk, c.warps), rank.stream>>>(args);
 }
 
 enum class Mode { dispatch, combine, pair };

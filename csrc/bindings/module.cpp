@@ -10,6 +10,7 @@
 #include "cuda.hpp"
 #include "describe.hpp"
 #include "dlpack.hpp"
+#include "hot_calls.hpp"
 
 namespace py = pybind11;
 using namespace mori;
@@ -17,18 +18,6 @@ using namespace mori;
 namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
-
-// Runs a call without the interpreter's lock. If a signal handler raised meanwhile, that is what the call raises.
-template <class Call>
-int unlocked(Call call) {
-  Outcome outcome;
-  {
-    const py::gil_scoped_release release;
-    outcome = call();
-  }
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return int(outcome);
-}
 
 bool signal_raised() {
   const py::gil_scoped_acquire acquire;
@@ -180,8 +169,8 @@ void bind_plan(py::module_& module) {
            py::kw_only(), py::arg("sender_map") = 0, py::arg("received_count") = 0, py::arg("summary") = 0,
            py::arg("packed_rows") = 0, py::arg("packed_sources") = 0, py::arg("split") = false);
 
-  py::class_<EpPlan>(module, "EpPlan")
-      .def(py::init([](std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory,
+  py::class_<EpPlan> plan(module, "EpPlan");
+  plan.def(py::init([](std::shared_ptr<Communicator> communicator, std::shared_ptr<MemoryBlock> memory,
                        const EpShape& shape, std::shared_ptr<Launcher> launcher, u64 timeout_ns) {
              return std::make_unique<EpPlan>(std::move(communicator), std::move(memory), shape, std::move(launcher),
                                              timeout_ns);
@@ -196,24 +185,6 @@ void bind_plan(py::module_& module) {
             self.load(KernelId(kernel), copy);
           },
           py::arg("kernel"), py::arg("code"))
-      .def("dispatch",
-           [](EpPlan& self, u32 kernel, u32 tokens, u32 row_bytes, u32 scale_bytes, u32 dtype, u64 input, u64 weights,
-              u64 scales, u64 indices, const CallExtras& extras, int block_num, int warps, u64 stream) {
-             return unlocked([&] {
-               return self.dispatch(
-                   {KernelId(kernel), input, weights, scales, indices, tokens, row_bytes, scale_bytes, dtype}, extras,
-                   {block_num, warps, stream});
-             });
-           })
-      .def("combine",
-           [](EpPlan& self, u32 kernel, u32 input_rows, u32 weight_rows, u32 row_bytes, u32 dtype, u32 tokens,
-              u64 input, u64 weights, const CallExtras& extras, int block_num, int warps, u64 stream) {
-             return unlocked([&] {
-               return self.combine(
-                   {KernelId(kernel), input, weights, input_rows, weight_rows, tokens, row_bytes, dtype}, extras,
-                   {block_num, warps, stream});
-             });
-           })
       .def("receive", [](EpPlan& self, u64 stream) { return unlocked([&] { return self.receive(stream); }); })
       .def("convert",
            [](EpPlan& self, u32 kernel, u32 row_bytes, u64 rows, u64 indices, u64 packed_rows, u64 packed_sources,
@@ -223,7 +194,6 @@ void bind_plan(py::module_& module) {
                                    {block_num, warps, stream});
              });
            })
-      .def_property_readonly("dispatched_tokens", &EpPlan::dispatched_tokens)
       .def_property_readonly("synchronous", [](const EpPlan& self) { return self.launcher().synchronous(); })
       .def_property_readonly("runs_on", [](const EpPlan& self) { return self.launcher().description(); })
       .def("capturing", [](const EpPlan& self, u64 stream) { return self.launcher().capturing(stream); })
@@ -234,6 +204,7 @@ void bind_plan(py::module_& module) {
       .def("set_staged_tokens", &EpPlan::set_staged_tokens, py::arg("most"))
       .def("set_call_number", &EpPlan::set_call_number)
       .def("set_test_delays", &EpPlan::set_test_delays, py::arg("seed"), py::arg("longest_us"));
+  bind_hot_calls(plan);
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class Combine {
   }
 
  private:
-  MORI_DEVICE bool half(Half which) const { return MORI_MAY_STAGE == 0 || (a.halves & which) != 0; }
+  MORI_DEVICE bool half(Half which) const { return !may_stage || (a.halves & which) != 0; }
   MORI_DEVICE bool stages() const { return Rows::packed || a.input != nullptr || a.weights != nullptr; }
   // The rows that this rank passes to itself are staged like all others, or read where they are.
   MORI_DEVICE bool stages_own() const { return Rows::stages_own || !half(half_send) || !half(half_receive); }
@@ -234,7 +234,7 @@ class Combine {
   }
 
   MORI_DEVICE RowSource staged_source(u32 rank, u32 slot, u32 shift) {
-    const u32 scales = Rows::quantised ? a.ep.shape.block_scales : 0;
+    const u32 scales = Rows::quantised ? a.ep.block_scales() : 0;
     return {s.ep.template at<u8>(rank, RegionId::combine_in_rows, u64(slot) * Rows::staged_bytes(a.row_bytes)),
             s.ep.word(s.rank(), s.words.ready(s.parity, rank, slot >> shift)),
             s.ep.template at<float>(rank, RegionId::combine_in_weights, u64(slot) * a.ep.topk() * 4),

@@ -60,7 +60,7 @@ class Dispatch {
   // Where a pass over the block's share puts rows and small data: into their slots, or into the landing areas.
   enum class Pass { direct, landing };
 
-  MORI_DEVICE bool half(Half which) const { return MORI_MAY_STAGE == 0 || (a.halves & which) != 0; }
+  MORI_DEVICE bool half(Half which) const { return !may_stage || (a.halves & which) != 0; }
 
   MORI_DEVICE void receive() {
     const bool heard = s.agree(!s.aborted && await_peers());
@@ -83,7 +83,7 @@ class Dispatch {
 
   MORI_DEVICE static constexpr bool replays() { return kind == DispatchKind::replay; }
   MORI_DEVICE static constexpr bool packs() { return kind == DispatchKind::packed; }
-  MORI_DEVICE bool staged() const { return MORI_MAY_STAGE != 0 && !packs() && a.staged != 0; }
+  MORI_DEVICE bool staged() const { return may_stage && !packs() && a.staged != 0; }
   MORI_DEVICE Header header() const {
     const u32 flags = (staged() ? u32(header_staged_path) : 0u) | (a.scale_bytes != 0 ? u32(header_scales) : 0u);
     return {a.row_bytes, a.dtype, CallKind::dispatch, flags | (packs() ? u32(header_packed) : 0u)};
@@ -228,8 +228,8 @@ class Dispatch {
     CallFault fault{};
     MORI_ROLLED
     for (u32 d = 0; d < s.world(); ++d) {
-      if (scratch.received[d] <= a.ep.shape.max_recv_tokens || fault.kind != CallFaultKind::none) continue;
-      fault = {s.call, CallFaultKind::receive_overflow, d, a.ep.shape.max_recv_tokens, scratch.received[d]};
+      if (scratch.received[d] <= a.ep.max_recv_tokens() || fault.kind != CallFaultKind::none) continue;
+      fault = {s.call, CallFaultKind::receive_overflow, d, a.ep.max_recv_tokens(), scratch.received[d]};
     }
     return fault;
   }
@@ -411,7 +411,7 @@ class Dispatch {
   MORI_DEVICE bool some_landed() const {
     bool some = false;
     MORI_ROLLED
-    for (u32 source = 0; source < s.world() && MORI_MAY_STAGE != 0; ++source) {
+    for (u32 source = 0; source < s.world() && may_stage; ++source) {
       some |= s.live(source) && HeaderWord::has(scratch.header[source], header_staged_path);
     }
     return some;

@@ -68,7 +68,7 @@ class QuantisedRows {
   MORI_DEVICE static void stage(T& t, const CombineArgs& a, u32 row, const RowPart& part) {
     const u8* from = row < a.input_rows ? a.input + u64(row) * a.row_bytes : nullptr;
     u8* to = a.ep.template own<u8>(RegionId::combine_in_rows, u64(row) * staged_bytes(a.row_bytes));
-    float* scales = a.ep.template own<float>(RegionId::combine_in_scales, u64(row) * a.ep.shape.block_scales * 4);
+    float* scales = a.ep.template own<float>(RegionId::combine_in_scales, u64(row) * a.ep.block_scales() * 4);
     if (Format::blockwise) note_magnitudes(t, a, from, scales);
     t.sync_warp();
     MORI_ROLLED
@@ -120,7 +120,7 @@ class QuantisedRows {
     return at + unit <= end && (a.row_bytes | at * 2 | u32(reinterpret_cast<u64>(a.input))) % T::vector_alignment == 0;
   }
   MORI_DEVICE static u32 block_length(const CombineArgs& a) {
-    return u32(divide_up(a.row_bytes / 2, a.ep.shape.block_scales));
+    return u32(divide_up(a.row_bytes / 2, a.ep.block_scales()));
   }
 
   // Values [at, at + unit) of a row of `end`; zeros behind it.
@@ -173,7 +173,7 @@ class QuantisedRows {
 
   // First the scales' places hold the blocks' magnitudes, as f32. A block is one group of lanes' work.
   MORI_DEVICE static void note_magnitudes(T& t, const CombineArgs& a, const u8* row, float* scales) {
-    const u32 length = block_length(a), columns = a.row_bytes / 2, blocks = a.ep.shape.block_scales;
+    const u32 length = block_length(a), columns = a.row_bytes / 2, blocks = a.ep.block_scales();
     u32 group = 1;
     while (group * 2 <= T::lanes && group * 2 * unit <= length) group *= 2;
     MORI_ROLLED
@@ -197,7 +197,7 @@ class QuantisedRows {
   MORI_DEVICE static void note_scales(T& t, const CombineArgs& a, float* scales) {
     bool any = false;
     MORI_ROLLED
-    for (u32 block = t.lane(); block < a.ep.shape.block_scales; block += T::lanes) {
+    for (u32 block = t.lane(); block < a.ep.block_scales(); block += T::lanes) {
       const BlockScale found = Format::scale(bits_of_float(scales[block]));
       any = any || found.scaled;
       scales[block] = found.scale;

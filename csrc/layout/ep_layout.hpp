@@ -22,10 +22,10 @@ struct EpShape {
   u32 may_stage;         // 1: some source may take the staged path, so there are landing areas
   u32 block_scales;      // scales per row that combine sends when it quantises block-wise; 0: it does not
 
-  MORI_SHARED_CODE u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
-  MORI_SHARED_CODE u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }
-  MORI_SHARED_CODE u32 flat_stride() const { return world_size * max_tokens; }  // of flat indices
-  MORI_SHARED_CODE u32 null_index() const { return world_size * flat_stride(); }
+  MORI_SHARED_CODE constexpr u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
+  MORI_SHARED_CODE constexpr u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }
+  MORI_SHARED_CODE constexpr u32 flat_stride() const { return world_size * max_tokens; }  // of flat indices
+  MORI_SHARED_CODE constexpr u32 null_index() const { return world_size * flat_stride(); }
 };
 
 // A per-call fault, decided alike on every rank from the same words. The op stays usable.
@@ -108,8 +108,8 @@ struct EpLayout {
   u64 bytes[u32(RegionId::count)];
   u64 total_bytes;
 
-  MORI_SHARED_CODE u64 of(RegionId id) const { return offset[u32(id)]; }
-  MORI_SHARED_CODE u64 size(RegionId id) const { return bytes[u32(id)]; }
+  MORI_SHARED_CODE constexpr u64 of(RegionId id) const { return offset[u32(id)]; }
+  MORI_SHARED_CODE constexpr u64 size(RegionId id) const { return bytes[u32(id)]; }
 };
 
 constexpr u64 region_alignment = 256;
@@ -117,7 +117,7 @@ constexpr u32 max_blocks = 256;          // of any grid
 constexpr u32 max_staging_chunks = 128;  // of a combine's rows
 
 // A combine's rows are staged in chunks of 2^chunk_shift(rows): readers know the size from the row count.
-MORI_SHARED_CODE u32 chunk_shift(u32 rows) {
+MORI_SHARED_CODE constexpr u32 chunk_shift(u32 rows) {
   u32 shift = 0;
   while (rows > max_staging_chunks << shift) ++shift;
   return shift;
@@ -133,34 +133,36 @@ MORI_SHARED_CODE u32 chunk_shift(u32 rows) {
 //   ready[parity][source][chunk]        source has staged that chunk
 struct ControlWords {
   u64 world_size;
-  MORI_SHARED_CODE explicit ControlWords(u32 world) : world_size(world) {}
+  MORI_SHARED_CODE constexpr explicit ControlWords(u32 world) : world_size(world) {}
 
   static constexpr u64 first = align_up(sizeof(OpState), 64);
 
-  MORI_SHARED_CODE u64 count(u32 parity, u32 source, u32 destination) const {
+  MORI_SHARED_CODE constexpr u64 count(u32 parity, u32 source, u32 destination) const {
     return first + 8 * ((parity * world_size + source) * world_size + destination);
   }
-  MORI_SHARED_CODE u64 header(u32 parity, u32 source) const { return single(0, parity, source); }
-  MORI_SHARED_CODE u64 blocks(u32 parity, u32 source) const { return single(1, parity, source); }
-  MORI_SHARED_CODE u64 entered(u32 parity, u32 source) const { return single(2, parity, source); }
-  MORI_SHARED_CODE u64 rows(u32 parity, u32 source, u32 block) const {
+  MORI_SHARED_CODE constexpr u64 header(u32 parity, u32 source) const { return single(0, parity, source); }
+  MORI_SHARED_CODE constexpr u64 blocks(u32 parity, u32 source) const { return single(1, parity, source); }
+  MORI_SHARED_CODE constexpr u64 entered(u32 parity, u32 source) const { return single(2, parity, source); }
+  MORI_SHARED_CODE constexpr u64 rows(u32 parity, u32 source, u32 block) const {
     return single(3, 0, 0) + 8 * ((parity * world_size + source) * max_blocks + block);
   }
-  MORI_SHARED_CODE u64 ready(u32 parity, u32 source, u32 chunk) const {
+  MORI_SHARED_CODE constexpr u64 ready(u32 parity, u32 source, u32 chunk) const {
     return rows(2, 0, 0) + 8 * ((parity * world_size + source) * max_staging_chunks + chunk);
   }
-  MORI_SHARED_CODE u64 end() const { return ready(2, 0, 0); }
+  MORI_SHARED_CODE constexpr u64 end() const { return ready(2, 0, 0); }
   // Behind the words: the RoutingSummary of dispatches that are given no other place for it.
-  MORI_SHARED_CODE u64 summary() const { return end(); }
-  MORI_SHARED_CODE u64 region_end() const { return align_up(summary() + sizeof(RoutingSummary) + 4 * world_size, 64); }
+  MORI_SHARED_CODE constexpr u64 summary() const { return end(); }
+  MORI_SHARED_CODE constexpr u64 region_end() const {
+    return align_up(summary() + sizeof(RoutingSummary) + 4 * world_size, 64);
+  }
 
  private:
-  MORI_SHARED_CODE u64 single(u32 array, u32 parity, u32 source) const {
+  MORI_SHARED_CODE constexpr u64 single(u32 array, u32 parity, u32 source) const {
     return count(2, 0, 0) + 8 * ((2 * array + parity) * world_size + source);
   }
 };
 
-MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
+MORI_SHARED_CODE constexpr u64 region_bytes(const EpShape& shape, RegionId id) {
   const u64 tokens = shape.max_tokens, received = shape.max_recv_tokens, topk = shape.topk;
   const u64 landed = shape.may_stage != 0 ? 2 * shape.world_size * tokens : 0;
   switch (id) {
@@ -190,7 +192,7 @@ MORI_SHARED_CODE u64 region_bytes(const EpShape& shape, RegionId id) {
   return 0;
 }
 
-MORI_SHARED_CODE EpLayout ep_layout(const EpShape& shape) {
+MORI_SHARED_CODE constexpr EpLayout ep_layout(const EpShape& shape) {
   EpLayout layout{};
   u64 next = 0;
   for (u32 id = 0; id < u32(RegionId::count); ++id) {

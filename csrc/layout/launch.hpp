@@ -18,24 +18,30 @@ struct Divider {
   MORI_SHARED_CODE constexpr u32 operator()(u32 dividend) const { return u32(dividend * multiplier >> 40); }
 };
 
-// A build may fix these values (0: not fixed). The kernels then hold no code for others: at a few tokens their time
-// is the fetching of instructions.
-#ifndef MORI_FIXED_WORLD_SIZE
-#define MORI_FIXED_WORLD_SIZE 0
+// A build may fix the shape, all but the rank, by a macro for each member of EpShape. Offsets are then constants, and
+// the kernels hold no code for other shapes: at a few tokens their time is the fetching of instructions.
+#ifdef MORI_SHAPE_WORLD_SIZE
+constexpr bool shape_is_fixed = true;
+constexpr EpShape fixed_shape{MORI_SHAPE_WORLD_SIZE,
+                              0,
+                              MORI_SHAPE_MAX_TOKENS,
+                              MORI_SHAPE_HIDDEN_DIM,
+                              MORI_SHAPE_MAX_ELEMENT_BYTES,
+                              MORI_SHAPE_SCALE_DIM,
+                              MORI_SHAPE_SCALE_ELEMENT_BYTES,
+                              MORI_SHAPE_EXPERTS_PER_RANK,
+                              MORI_SHAPE_TOPK,
+                              MORI_SHAPE_MAX_RECV_TOKENS,
+                              MORI_SHAPE_MAY_STAGE,
+                              MORI_SHAPE_BLOCK_SCALES};
+#else
+constexpr bool shape_is_fixed = false;
+constexpr EpShape fixed_shape{};
 #endif
-#ifndef MORI_FIXED_TOPK
-#define MORI_FIXED_TOPK 0
-#endif
-#ifndef MORI_FIXED_EXPERTS_PER_RANK
-#define MORI_FIXED_EXPERTS_PER_RANK 0
-#endif
-#ifndef MORI_FIXED_MAX_TOKENS
-#define MORI_FIXED_MAX_TOKENS 0
-#endif
-// 0: no source takes the staged path, and no call is split in two launches.
-#ifndef MORI_MAY_STAGE
-#define MORI_MAY_STAGE 1
-#endif
+
+// Whether some source may take the staged path, or a call be split in two launches.
+constexpr bool may_stage = !shape_is_fixed || fixed_shape.may_stage != 0;
+
 // 0: no traces and no delays for tests.
 #ifndef MORI_TRACED
 #define MORI_TRACED 1
@@ -53,20 +59,30 @@ struct EpArgs {
   u32 test_delay_us;  // 0: no artificial delays
   u32 test_delay_seed;
 
-  MORI_SHARED_CODE u32 world() const { return fixed(MORI_FIXED_WORLD_SIZE, shape.world_size); }
-  MORI_SHARED_CODE u32 topk() const { return fixed(MORI_FIXED_TOPK, shape.topk); }
-  MORI_SHARED_CODE u32 experts_per_rank() const { return fixed(MORI_FIXED_EXPERTS_PER_RANK, shape.experts_per_rank); }
-  MORI_SHARED_CODE u32 max_tokens() const { return fixed(MORI_FIXED_MAX_TOKENS, shape.max_tokens); }
+  MORI_SHARED_CODE u32 world() const { return shape_is_fixed ? fixed_shape.world_size : shape.world_size; }
+  MORI_SHARED_CODE u32 topk() const { return shape_is_fixed ? fixed_shape.topk : shape.topk; }
+  MORI_SHARED_CODE u32 experts_per_rank() const {
+    return shape_is_fixed ? fixed_shape.experts_per_rank : shape.experts_per_rank;
+  }
+  MORI_SHARED_CODE u32 max_tokens() const { return shape_is_fixed ? fixed_shape.max_tokens : shape.max_tokens; }
+  MORI_SHARED_CODE u32 max_recv_tokens() const {
+    return shape_is_fixed ? fixed_shape.max_recv_tokens : shape.max_recv_tokens;
+  }
+  MORI_SHARED_CODE u32 block_scales() const { return shape_is_fixed ? fixed_shape.block_scales : shape.block_scales; }
   MORI_SHARED_CODE u32 flat_stride() const { return world() * max_tokens(); }
   MORI_SHARED_CODE u32 null_index() const { return world() * flat_stride(); }
   // The rank that owns an expert.
   MORI_SHARED_CODE u32 owner(u32 expert) const {
-    return MORI_FIXED_EXPERTS_PER_RANK != 0 ? expert / experts_per_rank() : experts(expert);
+    return shape_is_fixed ? expert / larger(1u, fixed_shape.experts_per_rank) : experts(expert);
   }
 
+  MORI_SHARED_CODE u64 offset(RegionId id) const {
+    constexpr EpLayout fixed = ep_layout(fixed_shape);
+    return shape_is_fixed ? fixed.of(id) : layout.of(id);
+  }
   template <class Type>
   MORI_SHARED_CODE Type* at(u32 peer, RegionId id, u64 byte = 0) const {
-    return symmetric.at<Type>(peer, window + layout.of(id) + byte);
+    return symmetric.at<Type>(peer, window + offset(id) + byte);
   }
   template <class Type>
   MORI_SHARED_CODE Type* own(RegionId id, u64 byte = 0) const {
@@ -75,9 +91,6 @@ struct EpArgs {
   MORI_SHARED_CODE u64* word(u32 peer, u64 control_offset) const {
     return at<u64>(peer, RegionId::control, control_offset);
   }
-
- private:
-  MORI_SHARED_CODE static constexpr u32 fixed(u32 constant, u32 value) { return constant != 0 ? constant : value; }
 };
 
 // Which way a dispatch's rows went: written by that dispatch, read by the combines that belong to it. An op has one of

@@ -40,6 +40,9 @@ EpPlan::EpPlan(std::shared_ptr<Communicator> communicator, std::shared_ptr<Memor
   args_.experts = Divider::by(shape.experts_per_rank);
   args_.twin = communicator_->twin();
   args_.timeout_ns = timeout_ns;
+  // Regions that a call writes are neighbours in the layout.
+  receive_ = span(RegionId::dispatch_rows, RegionId::received_count);
+  results_ = span(RegionId::combine_rows, RegionId::combine_weights);
   const u64 experts = u64(shape.world_size) * shape.experts_per_rank;
   if (experts >= 1ull << 24 || experts * shape.experts_per_rank >= 1ull << 40) {
     throw std::invalid_argument(std::to_string(experts) + " experts are too many: at most 16777215 in all, and their " +
@@ -68,7 +71,20 @@ Routing EpPlan::routing(const CallExtras& extras) const {
   return own;
 }
 
+EpPlan::Span EpPlan::span(RegionId first, RegionId last) const {
+  const u64 end = args_.layout.of(last) + args_.layout.size(last);
+  return {u64(args_.own<u8>(first)), u64(args_.own<u8>(RegionId(0))) + end};
+}
+
 Outcome EpPlan::dispatch(const DispatchCall& call, const CallExtras& extras, const LaunchHints& hints) {
+  const u64 tokens = call.tokens, small = tokens * args_.shape.topk * 4;
+  const u64 arguments[4][2] = {{call.input, tokens * call.row_bytes},
+                               {call.weights, call.weights != 0 ? small : 0},
+                               {call.scales, tokens * call.scale_bytes},
+                               {call.indices, small}};
+  for (int i = 0; i < 4; ++i) {
+    if (receive_.holds(arguments[i][0], arguments[i][1])) return Outcome(int(Outcome::overlap) + i);
+  }
   const Grid grid = launcher_->grid(call.tokens, call.row_bytes, hints.block_num, hints.warps);
   DispatchArgs args{};
   args.ep = args_;
@@ -87,15 +103,15 @@ Outcome EpPlan::dispatch(const DispatchCall& call, const CallExtras& extras, con
   args.streaming = launcher_->streams(u64(call.tokens) * call.row_bytes) ? 1 : 0;
   args.halves = extras.split ? half_send : whole_call;
   const Outcome outcome = launch(call.kernel, &args, grid, hints.stream);
-  if (outcome != Outcome::busy && outcome != Outcome::aborted) {
-    captured_ = captured_ || launcher_->capturing(hints.stream);
-    last_tokens_ = call.tokens;
-    if (extras.split) sent_ = {call.kernel, grid, args, {}};
-  }
-  return outcome;
+  if (extras.split && outcome != Outcome::busy && outcome != Outcome::aborted) sent_ = {call.kernel, grid, args, {}};
+  return outcome == Outcome::enqueued && launcher_->capturing(hints.stream) ? Outcome::captured : outcome;
 }
 
 Outcome EpPlan::combine(const CombineCall& call, const CallExtras& extras, const LaunchHints& hints) {
+  if (results_.holds(call.input, u64(call.input_rows) * call.row_bytes)) return Outcome::overlap;
+  if (results_.holds(call.weights, u64(call.weight_rows) * args_.shape.topk * 4)) {
+    return Outcome(int(Outcome::overlap) + 1);
+  }
   const bool stages_only = call.tokens == 0 && (call.input != 0 || extras.packed_rows != 0);
   const Grid grid =
       launcher_->grid(stages_only ? tokens_if_unknown : call.tokens, call.row_bytes, hints.block_num, hints.warps);

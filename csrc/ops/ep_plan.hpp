@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "../cco/communicator.hpp"
@@ -12,9 +11,10 @@
 
 namespace mori {
 
-// How a call ended; positive values are failures. `enqueued`: on a GPU, whose state tells more once the stream has got
-// there. Numbers are mirrored in mori/ops/engine.py.
-enum class Outcome : int { enqueued = -1, done = 0, call_fault = 1, aborted = 2, busy = 3 };
+// How a call ended; positive values are failures. `enqueued`, or `captured` into a graph: on a GPU, whose state tells
+// more once the stream has got there. From `overlap` on: so many arguments come before the one that lies in memory
+// which the call overwrites. Numbers are mirrored in mori/ops/engine.py.
+enum class Outcome : int { captured = -2, enqueued = -1, done = 0, call_fault = 1, aborted = 2, busy = 3, overlap = 4 };
 
 // How and where to launch; of no concern to the host target.
 struct LaunchHints {
@@ -66,8 +66,6 @@ class EpPlan {
   Outcome receive(u64 stream);
   Outcome convert(const ConvertCall& call, const LaunchHints& hints);
 
-  // Tokens of the last dispatch. Nothing before any, nor once one was captured: a replay tells the host nothing.
-  std::optional<u32> dispatched_tokens() const { return captured_ ? std::nullopt : last_tokens_; }
   // What kernels left behind; waits for `stream`.
   OpState state(u64 stream) const;
   // OpStats and what follows it.
@@ -95,16 +93,21 @@ class EpPlan {
 
   u64 offset(RegionId id) const { return args_.window + args_.layout.of(id); }
   Routing routing(const CallExtras& extras) const;
+  // A span of this rank's own memory that a kernel writes while it reads its arguments.
+  struct Span {
+    u64 begin, end;
+    bool holds(u64 address, u64 bytes) const { return bytes != 0 && address < end && address + bytes > begin; }
+  };
+  Span span(RegionId first, RegionId last) const;
   Outcome launch(KernelId kernel, const void* args, const Grid& grid, u64 stream);
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<MemoryBlock> memory_;
   std::shared_ptr<Launcher> launcher_;
   EpArgs args_{};
-  std::optional<u32> last_tokens_;
   i64 staged_tokens_ = -1;
-  bool captured_ = false;  // a dispatch, at any time
-  Launch sent_;            // of the last split call
+  Span receive_, results_;
+  Launch sent_;  // of the last split call
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

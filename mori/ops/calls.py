@@ -20,19 +20,22 @@ _CAPACITY = 4096
 
 
 class DispatchCall(NamedTuple):
-    """What a dispatch with this metadata does. `sizes` are the bytes of input, weights, scales, indices."""
+    """What a dispatch with this metadata does."""
 
     results: tuple[torch.Tensor | None, ...]
-    sizes: tuple[int, ...]
     work: DispatchWork
 
 
 class CombineCall(NamedTuple):
-    """What a combine with this metadata does, zero copy or not. `weightless`: weights were given, but hold no row."""
+    """What a combine with this metadata does, zero copy or not. `weightless`: weights were given, but hold no row.
+
+    `ids`: rows of indices, 0 if they are not looked at.
+    """
 
     out: torch.Tensor
     out_weights: torch.Tensor | None
-    sizes: tuple[int, ...]
+    input_bytes: int
+    ids: int
     weightless: bool
     passed: CombineWork
     in_place: CombineWork
@@ -42,7 +45,7 @@ Call = TypeVar("Call", DispatchCall, CombineCall)
 
 
 def _describe_slowly(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """As `_core.Describer`, by attributes. AttributeError or RuntimeError for what is no dense tensor."""
+    """As `_core.describer` makes them, by attributes. AttributeError or RuntimeError for what is no dense tensor."""
     key = tuple(
         None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
     )
@@ -56,7 +59,7 @@ def _addresses(tensors: tuple[torch.Tensor | None, ...]) -> tuple[int, ...]:
 def _describer() -> Callable[..., tuple[Any, ...] | None]:
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10 and later
     try:
-        return _describe_slowly if exchange is None else _core.Describer(torch.Tensor, exchange)
+        return _describe_slowly if exchange is None else _core.describer(torch.Tensor, exchange)
     except ValueError:
         return _describe_slowly
 
@@ -89,8 +92,3 @@ class CallMemo(Generic[Call]):
                     self._known.clear()
                 self._known[key] = call
         return call, addresses
-
-
-def storage_bytes(tensor: torch.Tensor | None) -> int:
-    """Bytes of a contiguous tensor's elements; 0 for none."""
-    return 0 if tensor is None else tensor.numel() * tensor.dtype.itemsize

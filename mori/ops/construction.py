@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 
 class OpMemory(NamedTuple):
-    """What an op holds. Spans are [begin, end) addresses in this rank's own slice."""
+    """What an op holds. `registered`: [begin, end) addresses of the registered combine buffer."""
 
     session: shmem_state.Session
     plan: EpPlan
     allocation: AllocatedMemory
-    receive: tuple[int, int]
     registered: tuple[int, int]
-    results: tuple[int, int]
 
 
 def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
@@ -54,19 +52,9 @@ def build(config: EpDispatchCombineConfig, limits: Limits) -> OpMemory:
         allocation.close()
         raise
 
-    def span(first: str, last: str) -> tuple[int, int]:
-        begin, end = layout.region(first), layout.region(last)
-        return allocation.ptr + begin.offset, allocation.ptr + end.offset + end.bytes
-
-    return OpMemory(
-        session,
-        plan,
-        allocation,
-        # Regions that a dispatch writes are neighbours in the layout.
-        receive=span("dispatch_rows", "received_count"),
-        registered=span("combine_in_rows", "combine_in_rows"),
-        results=span("combine_rows", "combine_weights"),
-    )
+    registered = layout.region("combine_in_rows")
+    begin = allocation.ptr + registered.offset
+    return OpMemory(session, plan, allocation, registered=(begin, begin + registered.bytes))
 
 
 def shape_of(config: EpDispatchCombineConfig, limits: Limits) -> EpShape:

@@ -3,6 +3,7 @@ and at a few tokens the time of a call is the fetching of instructions. Each is 
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,7 @@ def spec(name: str, shape: EpShape, arch: str, traced: bool = False) -> jit.Spec
         kernels=(f"mori_{name}",),
         constants={
             "MORI_KERNEL": name,
-            "MORI_FIXED_WORLD_SIZE": shape.world_size,
-            "MORI_FIXED_TOPK": shape.topk,
-            "MORI_FIXED_EXPERTS_PER_RANK": shape.experts_per_rank,
-            "MORI_FIXED_MAX_TOKENS": shape.max_tokens,
-            "MORI_MAY_STAGE": shape.may_stage,
+            **{f"MORI_SHAPE_{field.upper()}": value for field, value in asdict(shape).items() if field != "rank"},
             "MORI_TRACED": traced,
         },
         target="cuda",

@@ -17,7 +17,7 @@ from mori.jit.config import is_gfx125x as _is_gfx125x
 from mori.shmem import state as shmem_state
 
 from . import kernels
-from .calls import CallMemo, CombineCall, DispatchCall, storage_bytes
+from .calls import CallMemo, CombineCall, DispatchCall
 from .config import EpDispatchCombineConfig, check_config
 from .construction import build, release
 from .dtypes import DTYPE_SUFFIX as _DTYPE_SUFFIX
@@ -61,6 +61,9 @@ DispatchResult = tuple[Any, ...]
 CombineResult = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
+_NO_QUANT = EpDispatchCombineQuantType.None_
+
+
 class EpDispatchCombineOp(OpAttributes, StandardMoe):
     """Dispatch and combine for one shape. Construction is collective over the ranks of `mori.shmem`.
 
@@ -98,11 +101,10 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
 
         memory = build(config, limits)
         self._plan = memory.plan
+        self._synchronous = memory.plan.synchronous
         self._session = memory.session
         self._device = memory.session.communicator.device
-        self._receive_begin, self._receive_end = memory.receive
         self._registered_begin, self._registered_end = memory.registered
-        self._results_begin, self._results_end = memory.results
         self.local_expert_count = torch.zeros(limits.experts_per_rank, dtype=torch.int32, device=self._device)
         # What stands in for weights without rows: a row of zeros.
         self._no_weights = torch.zeros(1, limits.topk, dtype=torch.float32, device=self._device)
@@ -271,19 +273,25 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
             routing = self._routing
         else:
             check_handle(routing, self._limits, self._device, self._limits.kernel_type)
-        tokens = self._combine_tokens(indices, routing)
-        self._refuse_own_results(addresses, call.sizes)
+        tokens = self._plan.dispatched_tokens if routing is None else routing.cur_rank_num_token
+        if tokens is None or tokens != call.ids:
+            tokens = self._combine_tokens(indices, routing)
         external = self.config.use_external_inp_buf if use_external_inp_buf < 0 else bool(use_external_inp_buf)
-        self._check_quantised(input, external)
+        if self._limits.quant_type is not _NO_QUANT:
+            self._check_quantised(input, external)
         work = call.passed if external else call.in_place
         registered = addresses[0] == self._registered_begin
         zero_copy = registered and (not external or work == call.in_place)
         if not zero_copy:
-            self._refuse_short_input(work.input_rows, routing)
+            if self._synchronous:
+                self._refuse_short_input(work.input_rows, routing)
             if registered:
                 input = input.clone()  # what travels would be written over what is still to be read
-            else:
-                self._refuse_part_of_registered_buffer(addresses[0], call.sizes[0])
+            elif addresses[0] < self._registered_end and addresses[0] + call.input_bytes > self._registered_begin:
+                raise ValueError(
+                    "combine: input overlaps the registered combine buffer but does not start at its first row: "
+                    "pass the buffer itself, or a tensor elsewhere"
+                )
         launch = self._launches.combine(input, tokens, zero_copy, block_num, rdma_block_num, warp_per_block)
         self._cached_combine_launch = launch
         self._combine_dtype = input.dtype
@@ -397,7 +405,6 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         if self._splits:
             self._require_no_half("dispatch")
         call, addresses = self._dispatch_calls.find(self._prepare_dispatch, input, weights, scales, indices)
-        self._refuse_own_receive_memory(addresses, call.sizes)
         if self._validates_ids and not self._plan.capturing:
             check_expert_ids(indices.view(torch.int32), self._limits)  # waits for the stream
         return call, addresses
@@ -422,7 +429,6 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
                 view("dispatch_indices", (rows, topk), torch.int32),
                 view("received_count", (1,), torch.int32),
             ),
-            sizes=tuple(storage_bytes(tensor) for tensor in tensors.values()),
             work=DispatchWork(
                 KERNELS["dispatch"],
                 input.shape[0],
@@ -452,7 +458,8 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         return CombineCall(
             out=view("combine_rows", (tokens, columns), input.dtype),
             out_weights=None if weights is None else view("combine_weights", (tokens, topk), torch.float32),
-            sizes=(storage_bytes(input), storage_bytes(tensors["weights"])),
+            input_bytes=input.numel() * input.itemsize,
+            ids=0 if indices is None else indices.shape[0],
             weightless=weightless,
             passed=work(zero_copy=False),
             in_place=work(zero_copy=True),
@@ -476,20 +483,6 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
             )
         return work._replace(kernel=KERNELS["dispatch_replay"]), routing
 
-    def _refuse_own_receive_memory(self, addresses: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-        """Peers write the receive memory while this rank still reads its arguments."""
-        begin, end = self._receive_begin, self._receive_end
-        for address, size in zip(addresses, sizes, strict=True):
-            if address < end and address + size > begin and size:
-                name = tuple(DISPATCH_RULES)[addresses.index(address)]
-                raise _overlap("dispatch", name, "receive memory")
-
-    def _refuse_own_results(self, addresses: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-        """A combine reads its arguments while it writes its results."""
-        for name, address, size in zip(COMBINE_RULES, addresses, sizes, strict=False):
-            if address < self._results_end and address + size > self._results_begin and size:
-                raise _overlap("combine", name, "results")
-
     def _combine_tokens(self, indices: torch.Tensor | None, routing: EpDispatchRoutingHandle | None) -> int:
         """Rows of the result: the tokens of the dispatch. Before any, and where graphs hold dispatches so that the host
         cannot know, the rows of `indices` as far as they fit."""
@@ -503,13 +496,6 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
     def _received(self, routing: EpDispatchRoutingHandle | None) -> int:
         """Rows received; waits on GPUs."""
         return self._plan.received if routing is None else int(routing.total_recv_token_num)
-
-    def _refuse_part_of_registered_buffer(self, address: int, size: int) -> None:
-        if address < self._registered_end and address + size > self._registered_begin:
-            raise ValueError(
-                "combine: input overlaps the registered combine buffer but does not start at its first row: "
-                "pass the buffer itself, or a tensor elsewhere"
-            )
 
     def _check_quantised(self, input: torch.Tensor, external: bool) -> None:
         """ValueError where block-wise quantisation is not offered, as releases raise it."""
@@ -533,8 +519,6 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
 
     def _refuse_short_input(self, rows: int, routing: EpDispatchRoutingHandle | None) -> None:
         """Where the host knows how many are needed without waiting; a GPU takes missing rows for zeros."""
-        if not self._plan.synchronous:
-            return
         received = self._received(routing)
         if rows < received:
             raise ValueError(
@@ -553,10 +537,3 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
             also = f"; the half that is missing is {self._outstanding}" if self._outstanding else ""
             raise RuntimeError(f"{half} without a {send} before it{also}")
         self._outstanding = None
-
-
-def _overlap(call: str, name: str, memory: str) -> ValueError:
-    return ValueError(
-        f"{call}: {name} overlaps the {memory} of this op, which this very call overwrites: "
-        f"pass {name}.clone(), or a second op for the second hop"
-    )

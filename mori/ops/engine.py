@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 _SPIN_NS = 20_000
 _RECEIVE_OVERFLOW = 1  # csrc/layout/ep_layout.hpp
-_ABORTED, _BUSY = 2, 3  # csrc/ops/ep_plan.hpp; what is not positive is no failure
+_CAPTURED, _CALL_FAULT, _ABORTED, _BUSY, _OVERLAP = (
+    -2,
+    1,
+    2,
+    3,
+    4,
+)  # csrc/ops/ep_plan.hpp; what is not positive is no failure
 
 _STAGED_TOKENS = {"direct": -1, "auto": 32, "staged": 1 << 32}
 
@@ -151,6 +157,10 @@ class EpPlan:
             if answer is not None:
                 raise MoriError(f"rank {rank} could not prepare its kernels or memory: {answer}")
         self._synchronous = self._native.synchronous
+        # Tokens of this rank's last dispatch; None before any, and on GPUs once a dispatch was captured: replays tell
+        # the host nothing.
+        self.dispatched_tokens: int | None = None
+        self._captured = False
 
     def view(self, region: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over the first bytes of a region; it keeps the memory alive. ValueError if the region is smaller."""
@@ -181,8 +191,12 @@ class EpPlan:
         if work.kernel not in self._loaded:
             self._load(work.kernel)
         outcome = self._native.dispatch(*work, *addresses, extras, block_num, warp_per_block, self._stream())
+        if outcome == _CAPTURED or self._captured:
+            self._captured, self.dispatched_tokens = True, None
+        elif outcome <= _CALL_FAULT:  # a faulty call was one all the same
+            self.dispatched_tokens = work.tokens
         if outcome > 0:
-            self._raise(outcome)
+            self._raise(outcome, "dispatch", "receive memory")
         if self._checks_itself:
             self._check_eager()
 
@@ -207,7 +221,7 @@ class EpPlan:
             self._load(work.kernel)
         outcome = self._native.combine(*work, tokens, *addresses, extras, block_num, warp_per_block, self._stream())
         if outcome > 0:
-            self._raise(outcome)
+            self._raise(outcome, "combine", "results")
         if self._checks_itself:
             self._check_eager()
 
@@ -257,11 +271,6 @@ class EpPlan:
         received, _, fault = self._native.state(self._stream())
         self._notice(fault)
         return int(received)
-
-    @property
-    def dispatched_tokens(self) -> int | None:
-        """Tokens of this rank's last dispatch; None before any, and on GPUs once a dispatch was captured."""
-        return self._native.dispatched_tokens
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction or `reset_stats`: calls, rows to and from each rank, ids that named no expert.
@@ -339,7 +348,13 @@ class EpPlan:
             raise RuntimeError("kernels without ENABLE_PROFILER=1 cannot be delayed")
         self._native.set_test_delays(seed, longest_us)
 
-    def _raise(self, outcome: int) -> None:
+    def _raise(self, outcome: int, call: str = "", memory: str = "") -> None:
+        if outcome >= _OVERLAP:
+            name = ("input", "weights", "scales", "indices")[outcome - _OVERLAP]
+            raise ValueError(
+                f"{call}: {name} overlaps the {memory} of this op, which this very call overwrites: "
+                f"pass {name}.clone(), or a second op for the second hop"
+            )
         if outcome == _ABORTED:
             self._comm.raise_if_faulted()
         if outcome == _BUSY:

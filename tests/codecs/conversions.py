@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mori import jit
 from tests.package.commands import compile_cxx
 
 FOLDER = Path(__file__).parent
@@ -72,7 +73,7 @@ def prepare(name: str, source: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]
 
 def library(source: str, output: Path, variant: str) -> ctypes.CDLL:
     """C++ text compiled for one of VARIANTS."""
-    result = compile_cxx(source, *FLAGS, *VARIANTS[variant], f"-I{FOLDER}", "-o", str(output))
+    result = compile_cxx(source, *FLAGS, *VARIANTS[variant], f"-I{FOLDER}", f"-I{jit.source_root()}", "-o", str(output))
     assert result.returncode == 0, result.stderr
     return ctypes.CDLL(str(output))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.gpu.occupy import Occupant, processors
-from tests.gpu.ranks import GpuPool, private_gpu_pool, synchronize
+from tests.gpu.ranks import GpuPool, gpu_pool, private_gpu_pool, synchronize
 from tests.gpu.rounds import Ledger, Pattern, Shape, new_op, play, varied_counts
 from tests.rank_worker import RankContext
 from tests.v1.exercise import require
@@ -81,8 +81,8 @@ def inputs_die(context: RankContext, seed: int, rounds: int) -> int:
     return ledger.settle()
 
 
-def test_inputs_may_be_freed_right_after_the_call(gpus: GpuPool, seed: int):
-    assert min(gpus.run(inputs_die, seed, 200)) == 6 * 200
+def test_inputs_may_be_freed_right_after_the_call(seed: int):
+    assert min(gpu_pool(ENABLE_PROFILER="1").run(inputs_die, seed, 200)) == 6 * 200
 
 
 def opposite_order(context: RankContext, seed: int, grid: dict[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.ranks import GpuPool
+from tests.gpu.ranks import GpuPool, gpu_pool
 from tests.gpu.rounds import Ledger, Pattern, Shape, new_op, play, varied_counts
 from tests.rank_worker import RankContext
 
@@ -37,7 +37,8 @@ def storm(context: RankContext, shape: Shape, seed: int, rounds: int, longest_us
 
 @pytest.mark.parametrize("longest_us", [0, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_two_thousand_pairs(gpus: GpuPool, seed: int, dtype: torch.dtype, longest_us: int):
+def test_two_thousand_pairs(seed: int, dtype: torch.dtype, longest_us: int):
+    gpus = gpu_pool(ENABLE_PROFILER="1") if longest_us else gpu_pool()
     shape = Shape(max_tokens=48, hidden=96, topk=4, dtype=dtype)
     assert min(gpus.run(storm, shape, seed, 2000, longest_us, timeout_s=120)) == 6 * 2000
 

@@ -105,7 +105,7 @@ def test_warm_up_compiles_what_ops_of_that_config_run(compiled: list[jit.Spec], 
         for rank in range(2):
             shape = shape_of(dataclasses.replace(config, rank=rank), check_config(config))
             assert compiled == [device_code.spec(name, shape, "sm_90") for name in ("dispatch", "combine_bf16")]
-        assert dict(compiled[0].constants)["MORI_FIXED_TOPK"] == "6"  # type: ignore[arg-type]
+        assert dict(compiled[0].constants)["MORI_SHAPE_TOPK"] == "6"  # type: ignore[arg-type]
         compiled.clear()
 
 

@@ -173,7 +173,7 @@ def test_a_call_is_checked_once_per_metadata(memo: CallMemo[DispatchCall]):
 
     def prepare(*tensors: torch.Tensor | None) -> DispatchCall:
         prepared.append(tensors)
-        return DispatchCall((), (), WORK)
+        return DispatchCall((), WORK)
 
     rows, same = torch.zeros(4, 8), torch.ones(4, 8)
     first, addresses = memo.find(prepare, rows, None)
@@ -193,10 +193,10 @@ def test_a_call_is_checked_once_per_metadata(memo: CallMemo[DispatchCall]):
 @pytest.mark.parametrize("dtype", [*DTYPE_SUFFIX, torch.float8_e8m0fnu, torch.uint8], ids=str)
 def test_every_dtype_is_looked_at(memo: CallMemo[DispatchCall], dtype: torch.dtype):
     raw = torch.zeros(4, 8, dtype=torch.uint8)
-    calls = [memo.find(lambda *_: DispatchCall((), (), WORK), raw.view(dtype)) for _ in range(2)]
+    calls = [memo.find(lambda *_: DispatchCall((), WORK), raw.view(dtype)) for _ in range(2)]
     assert calls[0][0] is calls[1][0]
     assert calls[0][1] == (raw.data_ptr(),)
-    assert memo.find(lambda *_: DispatchCall((), (), WORK), raw.view(torch.int16))[0] is not calls[0][0]
+    assert memo.find(lambda *_: DispatchCall((), WORK), raw.view(torch.int16))[0] is not calls[0][0]
 
 
 @pytest.mark.parametrize("odd", [torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta"), [1], 7], ids=repr)
