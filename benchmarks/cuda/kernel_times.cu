@@ -1,6 +1,7 @@
 // Times the kernels themselves on two GPUs of one host, without Python: graphs of 50 calls, replayed, wall time / 50,
 // over grid shapes. Verifies every row, its order, its small data and the sums. Prints one JSON object per line.
-//   nvcc -arch=sm_90 -std=c++20 -O3 --fmad=false -o kernel_times benchmarks/cuda/kernel_times.cu && ./kernel_times
+//   nvcc -arch=sm_90 -std=c++20 -O3 --fmad=false -o kernel_times benchmarks/cuda/kernel_times.cu csrc/ops/choose_grid.cpp
+//   ./kernel_times
 // Add -DMORI_TRACED=1 for a trace of one small call.
 #ifndef MORI_TRACED
 #define MORI_TRACED 0
@@ -30,6 +31,7 @@
 
 #include "../../csrc/device/target_cuda.hpp"
 #include "../../csrc/kernels/kernels.hpp"
+#include "../../csrc/ops/choose_grid.hpp"
 
 #define CHECK(call)                                                                        \
   do {                                                                                     \
@@ -315,8 +317,8 @@ void trace(u32 tokens) {
   }
 }
 
-u32 parts_for(u32 tokens, u32 row_bytes, u32 blocks, u32 warps) {
-  const u32 most = std::max(1u, row_bytes / 2048);
+u32 parts_for(u32 tokens, u32 row_bytes, u32 blocks, u32 warps, u32 smallest) {
+  const u32 most = std::max(1u, row_bytes / smallest);
   return std::max(1u, std::min(most, (blocks * warps + tokens - 1) / tokens));
 }
 
@@ -336,11 +338,12 @@ int main(int argc, char** argv) {
       double best[3] = {1e9, 1e9, 1e9};
       Case chosen[3];
       u64 bad = 0;
-      for (const u32 blocks : {1u, 4u, 8u, 16u, 32u, 66u, 132u}) {
-        for (const u32 warps : {8u, 16u}) {
-          const u32 useful = u32(divide_up(u64(n) * std::max(1u, row_bytes / 2048), warps));
+      for (const u32 blocks : {1u, 2u, 4u, 8u, 16u, 32u, 66u, 132u}) {
+        for (const auto [warps, smallest] : {std::pair{8u, 2048u}, {16u, 2048u}, {8u, 512u}, {16u, 512u}}) {
+          const u32 useful = u32(divide_up(u64(n) * std::max(1u, row_bytes / smallest), warps));
+          if (smallest < 2048 && n > 128) continue;
           if (blocks > 2 * useful || (n >= 1024 && blocks < 32) || (n > 64 && blocks < 8)) continue;
-          Case c{n, row_bytes, blocks, warps, parts_for(n, row_bytes, blocks, warps), true, fp8, false};
+          Case c{n, row_bytes, blocks, warps, parts_for(n, row_bytes, blocks, warps, smallest), true, fp8, false};
           const double dispatch = measure(c, c, Mode::dispatch);
           if (dispatch < best[0]) best[0] = dispatch, chosen[0] = c;
           c.weights = false;
@@ -354,14 +357,23 @@ int main(int argc, char** argv) {
           }
         }
       }
+      // What a program gets that leaves the grid open.
+      const Grid grid = choose_grid(n, row_bytes, 0, 0, 132);
+      Case open{n, row_bytes, grid.blocks, grid.warps, grid.parts, true, fp8, false, grid.stagers};
+      double left_open[3] = {measure(open, open, Mode::dispatch)};
+      open.weights = false;
+      left_open[1] = measure(open, open, Mode::pair) - left_open[0];
+      open.external = true;
+      left_open[2] = measure(open, open, Mode::pair) - left_open[0];
       for (int slot = 0; slot < 3; ++slot) {
         chosen[slot].external = slot == 2;
         if (!fp8) bad += wrong(chosen[slot]);
       }
       std::printf("{\"dtype\": \"%s\", \"tokens\": %u, \"dispatch_us\": %.2f, \"grid\": \"%ux%u/%u\", \"combine_zero_copy_us\": %.2f, "
-                  "\"combine_grid\": \"%ux%u/%u\", \"combine_external_us\": %.2f, \"external_grid\": \"%ux%u/%u\", \"stagers\": %u, \"wrong\": %llu}\n",
+                  "\"combine_grid\": \"%ux%u/%u\", \"combine_external_us\": %.2f, \"external_grid\": \"%ux%u/%u\", \"stagers\": %u, \"left_open_us\": [%.2f, %.2f, %.2f], "
+                  "\"wrong\": %llu}\n",
                   fp8 ? "fp8" : "bf16", n, best[0], chosen[0].blocks, chosen[0].warps, chosen[0].parts, best[1], chosen[1].blocks,
-                  chosen[1].warps, chosen[1].parts, best[2], chosen[2].blocks, chosen[2].warps, chosen[2].parts, chosen[2].stagers, bad);
+                  chosen[1].warps, chosen[1].parts, best[2], chosen[2].blocks, chosen[2].warps, chosen[2].parts, chosen[2].stagers, left_open[0], left_open[1], left_open[2], bad);
       std::fflush(stdout);
     }
   }

@@ -96,16 +96,19 @@ class CudaTarget {
       if (++turns_ % 32 != 0) return;
       const u64 now = clock_ns();
       if (start_ns_ == 0) start_ns_ = last_ns_ = now;
-      patient_ = now - last_ns_ > 20'000;
+      patient_ = now - last_ns_ > check_interval_ns;
       if (patient_) last_ns_ = now;
       waited_ns_ = now - start_ns_;
     }
-    // True about every 20 microseconds: time for the checks that reach beyond this GPU.
+    // True about every millisecond: time for the checks that reach beyond this GPU. Not sooner, for the host's memory
+    // is far, and ten thousand threads may be waiting.
     MORI_DEVICE bool patient() const { return patient_; }
     MORI_DEVICE bool expired() const { return waited_ns_ > timeout_ns_; }
     MORI_DEVICE static bool interrupted() { return false; }
 
    private:
+    static constexpr u64 check_interval_ns = 1'000'000;
+
     u64 timeout_ns_, start_ns_ = 0, last_ns_ = 0, waited_ns_ = 0;
     u32 turns_ = 0;
     bool patient_ = false;

@@ -100,9 +100,15 @@ struct PlainRows {
     u32 rest = part.begin;
     if ((a.row_bytes | u32(reinterpret_cast<u64>(a.input))) % T::vector_alignment == 0) {
       rest = part.end - (part.end - part.begin) % vector;
+      u32 at = part.begin + t.lane() * vector;
+      // A part of one vector per lane takes the short code: what runs once is fetched from far.
+      if (rest - part.begin <= stride) {
+        if (at < rest) add_vectors<1>(sources, count, out, at, rest, stride, a.streaming != 0);
+        at = rest;
+      }
       MORI_ROLLED
-      for (u32 at = part.begin + t.lane() * vector; at < rest; at += flight * stride) {
-        add_vectors(sources, count, out, at, rest, stride, a.streaming != 0);
+      for (; at < rest; at += flight * stride) {
+        add_vectors<flight>(sources, count, out, at, rest, stride, a.streaming != 0);
       }
     }
     MORI_ROLLED
@@ -119,6 +125,7 @@ struct PlainRows {
 
  private:
   // Several vectors of a lane at once, and two rows at once, keep loads under way; the order of addition stays.
+  template <u32 flight>
   MORI_DEVICE static void add_vectors(const RowSource* sources, u32 count, u8* out, u32 at, u32 end, u32 stride,
                                       bool streaming) {
     VectorSums<T, Codec, flight> sums;
@@ -142,6 +149,7 @@ struct PlainRows {
     }
   }
 
+  template <u32 flight>
   MORI_DEVICE static void fetch(Vector (&held)[flight], const u8* row, u32 at, u32 end, u32 stride) {
     if (row == nullptr) return;
     MORI_UNROLL

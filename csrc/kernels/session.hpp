@@ -160,7 +160,7 @@ struct BlockShare {
 struct RowPart {
   u32 begin, end;
   MORI_DEVICE RowPart(u32 row_bytes, u32 part, u32 parts) {
-    const u32 size = parts == 1 ? row_bytes : (row_bytes / parts + 64) & ~63u;
+    const u32 size = parts == 1 ? row_bytes : ((row_bytes + parts - 1) / parts + 63) & ~63u;
     begin = smaller(part * size, row_bytes);
     end = smaller(begin + size, row_bytes);
   }

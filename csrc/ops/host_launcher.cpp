@@ -8,6 +8,8 @@ namespace {
 // next; worth it once a call moves more than the caches hold anyway. Measured in benchmarks/NOTES.md.
 constexpr u64 streaming_threshold_bytes = 4ull << 20;
 
+constexpr u32 smallest_part_bytes = 2048;  // of a row; less is not worth a thread's while
+
 class HostLauncher final : public Launcher {
  public:
   explicit HostLauncher(const HostOptions& options)
@@ -18,7 +20,7 @@ class HostLauncher final : public Launcher {
   // Whatever grid was asked for, the threads of the pool run it, one warp of one lane each.
   Grid grid(u32 tokens, u32 row_bytes, int, int) const override {
     const u32 threads = threads_.threads();
-    return {threads, 1, parts_of(tokens, row_bytes, threads), threads};
+    return {threads, 1, parts_of(tokens, row_bytes, threads, smallest_part_bytes), threads};
   }
   bool streams(u64 bytes) const override { return bytes > streaming_threshold_bytes; }
   void run(KernelId kernel, const void* args, const Grid&, u64 scratch_bytes, u64) override {

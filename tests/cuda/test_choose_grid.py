@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mori import _core
 
-ROW_BYTES = 14336  # bfloat16, 7168 columns: 7 parts of 2 KiB
+ROW_BYTES = 14336  # bfloat16, 7168 columns: 28 parts of 512 bytes
 MULTIPROCESSORS = 132
 
 
@@ -28,7 +28,7 @@ def choose(tokens: int, row_bytes: int = ROW_BYTES, block_num: int = 0, warps: i
 
 @pytest.mark.parametrize(
     "tokens, blocks, warps, parts",
-    [(0, 1, 8, 1), (1, 1, 8, 7), (16, 14, 8, 7), (128, 112, 8, 7), (256, 112, 16, 7), (4096, 132, 16, 1)],
+    [(0, 1, 8, 1), (1, 4, 8, 28), (16, 56, 8, 28), (128, 132, 8, 9), (256, 132, 16, 9), (4096, 132, 16, 1)],
 )
 def test_choice_without_bounds(tokens: int, blocks: int, warps: int, parts: int) -> None:
     assert choose(tokens)[:3] == (blocks, warps, parts)
@@ -42,12 +42,21 @@ def test_bounds_of_the_caller(asked: tuple[int, int], got: tuple[int, int]) -> N
     assert choose(4096, block_num=asked[0], warps=asked[1])[:2] == got
 
 
+def test_warps_are_bounded_not_chosen_by_the_caller() -> None:
+    assert choose(16, block_num=128, warps=16)[:3] == (56, 8, 28)
+
+
+@pytest.mark.parametrize("tokens, stagers", [(16, 28), (128, 66), (256, 44), (1024, 22), (4096, 22)])
+def test_few_tokens_are_staged_by_more_blocks(tokens: int, stagers: int) -> None:
+    assert choose(tokens).stagers == stagers
+
+
 def test_no_grid_is_larger_than_the_words_for_its_blocks() -> None:
     assert choose(1 << 20, block_num=10000, processors=1000).blocks == 256
 
 
 def test_rows_below_one_part_are_not_split() -> None:
-    assert choose(1, row_bytes=1024)[:3] == (1, 8, 1)
+    assert choose(1, row_bytes=1000)[:3] == (1, 8, 1)
 
 
 @given(
@@ -63,5 +72,5 @@ def test_every_choice_is_legal(tokens: int, row_bytes: int, block_num: int, warp
     assert 1 <= grid.warps <= 16
     assert block_num <= 0 or grid.blocks <= block_num
     assert warps <= 0 or grid.warps <= warps
-    assert 1 <= grid.parts <= max(1, row_bytes // 2048)
+    assert 1 <= grid.parts <= max(1, row_bytes // 512)
     assert 1 <= grid.stagers <= grid.blocks
