@@ -1,6 +1,6 @@
 // Dispatch, counts first:
-//   1. every block counts, over all tokens, how many rows go to each rank, and how many precede its own share;
-//   2. the first block to start sends the whole row of counts and a header to every peer;
+//   1. every block counts how many rows to each rank precede its own share; the first to start counts over all tokens;
+//   2. that block sends the whole row of counts and a header to every peer;
 //   3. every block waits for all counts of this call: they are the credit (each peer has left its earlier calls, so
 //      nothing it may still read is overwritten), they fix every row's final slot, and they show an overflow early;
 //   4. direct: rows go straight to their slots, ordered by (source rank, token). Staged: before step 3 and without any
@@ -43,11 +43,7 @@ class Dispatch {
   MORI_DEVICE void run() {
     clear_counters();
     s.pass(Point::entered);
-    if (half(half_send)) {
-      count_rows();
-      s.pass(Point::counted);
-    }
-    const bool is_first = s.draw() == 0;
+    const bool is_first = half(half_send) ? count_and_draw() : s.draw() == 0;
     if (half(half_send)) {
       if (is_first && !s.aborted) announce();
       s.pass(Point::announced);
@@ -126,33 +122,43 @@ class Dispatch {
     return mask & s.live_from(first);
   }
 
-  // Few tokens take the short way: code that runs once is fetched from far.
-  MORI_DEVICE void count_rows() {
-    a.tokens <= t.warps() * T::lanes ? count_groups<1>() : count_groups<T::lanes == 1 ? 1 : 4>();
+  // Whether this block is the first to start. Few tokens take the short way, and are counted while the draw's answer is
+  // under way; of many, only that block looks at all.
+  MORI_DEVICE bool count_and_draw() {
+    if (a.tokens <= t.warps() * T::lanes) {
+      count_groups<1>(a.tokens);
+      s.pass(Point::counted);
+      return s.draw() == 0;
+    }
+    const bool is_first = s.draw() == 0;
+    count_groups<T::lanes == 1 ? 1 : 4>(is_first ? a.tokens : share.begin / items);
+    t.sync_block();
+    s.pass(Point::counted);
+    return is_first;
   }
 
   // One warp looks at `lanes` tokens at a time, `batch` such groups at once to keep loads under way; lane i keeps the
   // sums of destinations i, i + lanes, ...
   template <u32 batch>
-  MORI_DEVICE void count_groups() {
+  MORI_DEVICE void count_groups(u32 end) {
     constexpr u32 sums = span / T::lanes;
     const u32 begin = share.begin / items, stride = t.warps() * T::lanes;
     MORI_ROLLED
     for (u32 first = 0; first < s.world(); first += span) {
       u32 total[sums] = {}, before[sums] = {};
       MORI_ROLLED
-      for (u32 start = t.warp() * T::lanes; start < a.tokens; start += batch * stride) {
+      for (u32 start = t.warp() * T::lanes; start < end; start += batch * stride) {
         Mask mask[batch];
         MORI_UNROLL
         for (u32 g = 0; g < batch; ++g) {
           const u32 group = start + g * stride, token = group + t.lane();
           mask[g] = 0;
-          if (group < a.tokens && token < a.tokens) mask[g] = destinations(token, first);
+          if (group < end && token < end) mask[g] = destinations(token, first);
         }
         MORI_UNROLL
         for (u32 g = 0; g < batch; ++g) {
           const u32 group = start + g * stride;
-          if (group >= a.tokens) break;
+          if (group >= end) break;
           const Mask earlier = begin > group ? bits_below<Mask>(begin - group) : 0;
           MORI_ROLLED
           for (u32 d = 0; d < smaller(span, s.world() - first); ++d) {
@@ -215,7 +221,7 @@ class Dispatch {
         continue;
       }
       t.add_block(&scratch.received[column], value);
-      if (source == s.rank()) scratch.total[column] = value;  // as counted, if by another launch
+      if (source == s.rank()) scratch.total[column] = value;  // as counted by another block, or launch
       if (source < s.rank()) t.add_block(&scratch.base[column], value);
       if (column == s.rank()) scratch.from[source] = value;
     }

@@ -8,18 +8,16 @@ constexpr u32 warps_for_few = 8;  // with few tokens, more and smaller blocks st
 // A vector for each lane of a warp: the shortest code, and no load waits for another.
 constexpr u32 smallest_part_bytes = 512;
 
-// One block of so many stages rows for the peers: many rows leave them time to be ahead of the fetching, and copying
-// inside a GPU is several times faster than fetching from another. Measured in benchmarks/NOTES.md.
-u32 blocks_per_stager(u32 tokens) { return tokens >= 1024 ? 6 : tokens >= many_tokens ? 3 : 2; }
+// Few rows are staged by all blocks. Many leave the stagers time to be ahead of the fetching, for copying inside a GPU
+// is several times faster than fetching from another. Measured in benchmarks/NOTES.md.
+constexpr u32 most_blocks_per_stager = 6;
 
-u32 most_parts(u32 row_bytes, u32 smallest_bytes) { return larger<u32>(1, row_bytes / smallest_bytes); }
+u32 stagers_of(u32 blocks, u32 tokens) {
+  const u32 shared = tokens <= many_tokens ? blocks : blocks * many_tokens / tokens;
+  return larger(shared, u32(divide_up(blocks, most_blocks_per_stager)));
+}
 
 }  // namespace
-
-u32 parts_of(u32 tokens, u32 row_bytes, u32 workers, u32 smallest_bytes) {
-  if (tokens == 0 || tokens >= workers) return 1;
-  return smaller<u32>(most_parts(row_bytes, smallest_bytes), u32(divide_up(workers, tokens)));
-}
 
 Grid choose_grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors) {
   Grid grid{};
@@ -27,10 +25,14 @@ Grid choose_grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multip
   grid.warps = warps > 0 ? smaller(u32(warps), wanted) : wanted;
   const u32 resident = smaller(multiprocessors, max_blocks);
   const u32 bound = block_num > 0 ? smaller(u32(block_num), resident) : resident;
-  const u64 useful = divide_up(u64(tokens) * most_parts(row_bytes, smallest_part_bytes), grid.warps);
+  // A dispatch has an item more per token than a row has parts. Every warp should have one: a second round costs more
+  // than smaller parts gain.
+  const u32 most_parts = larger<u32>(1, row_bytes / smallest_part_bytes);
+  const u64 useful = divide_up(u64(tokens) * (most_parts + 1), grid.warps);
   grid.blocks = u32(larger<u64>(1, smaller<u64>(useful, bound)));
-  grid.parts = parts_of(tokens, row_bytes, grid.blocks * grid.warps, smallest_part_bytes);
-  grid.stagers = u32(divide_up(grid.blocks, blocks_per_stager(tokens)));
+  const u32 items = tokens == 0 ? 0 : grid.blocks * grid.warps / tokens;
+  grid.parts = items < 2 ? 1 : smaller(most_parts, items - 1);
+  grid.stagers = stagers_of(grid.blocks, tokens);
   return grid;
 }
 

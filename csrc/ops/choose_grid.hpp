@@ -17,8 +17,4 @@ constexpr u32 most_warps = 16;  // the kernels are compiled for so many
 // `block_num` and `warps` are upper bounds; 0 or less leaves the choice open.
 Grid choose_grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors);
 
-// Work items per token for `workers` threads or warps: those without a token of their own share the row of another's,
-// if each gets `smallest_bytes` of it or more.
-u32 parts_of(u32 tokens, u32 row_bytes, u32 workers, u32 smallest_bytes);
-
 }  // namespace mori

@@ -10,6 +10,12 @@ constexpr u64 streaming_threshold_bytes = 4ull << 20;
 
 constexpr u32 smallest_part_bytes = 2048;  // of a row; less is not worth a thread's while
 
+// Work items per token: threads without a token of their own share the row of another's.
+u32 parts_of(u32 tokens, u32 row_bytes, u32 threads) {
+  if (tokens == 0 || tokens >= threads) return 1;
+  return smaller(larger<u32>(1, row_bytes / smallest_part_bytes), u32(divide_up(threads, tokens)));
+}
+
 class HostLauncher final : public Launcher {
  public:
   explicit HostLauncher(const HostOptions& options)
@@ -20,7 +26,7 @@ class HostLauncher final : public Launcher {
   // Whatever grid was asked for, the threads of the pool run it, one warp of one lane each.
   Grid grid(u32 tokens, u32 row_bytes, int, int) const override {
     const u32 threads = threads_.threads();
-    return {threads, 1, parts_of(tokens, row_bytes, threads, smallest_part_bytes), threads};
+    return {threads, 1, parts_of(tokens, row_bytes, threads), threads};
   }
   bool streams(u64 bytes) const override { return bytes > streaming_threshold_bytes; }
   void run(KernelId kernel, const void* args, const Grid&, u64 scratch_bytes, u64) override {

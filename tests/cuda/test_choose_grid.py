@@ -28,7 +28,7 @@ def choose(tokens: int, row_bytes: int = ROW_BYTES, block_num: int = 0, warps: i
 
 @pytest.mark.parametrize(
     "tokens, blocks, warps, parts",
-    [(0, 1, 8, 1), (1, 4, 8, 28), (16, 56, 8, 28), (128, 132, 8, 9), (256, 132, 16, 9), (4096, 132, 16, 1)],
+    [(0, 1, 8, 1), (1, 4, 8, 28), (16, 58, 8, 28), (128, 132, 8, 7), (256, 132, 16, 7), (4096, 132, 16, 1)],
 )
 def test_choice_without_bounds(tokens: int, blocks: int, warps: int, parts: int) -> None:
     assert choose(tokens)[:3] == (blocks, warps, parts)
@@ -43,10 +43,10 @@ def test_bounds_of_the_caller(asked: tuple[int, int], got: tuple[int, int]) -> N
 
 
 def test_warps_are_bounded_not_chosen_by_the_caller() -> None:
-    assert choose(16, block_num=128, warps=16)[:3] == (56, 8, 28)
+    assert choose(16, block_num=128, warps=16)[:3] == (58, 8, 28)
 
 
-@pytest.mark.parametrize("tokens, stagers", [(16, 28), (128, 66), (256, 44), (1024, 22), (4096, 22)])
+@pytest.mark.parametrize("tokens, stagers", [(16, 58), (256, 132), (512, 66), (1024, 33), (4096, 22)])
 def test_few_tokens_are_staged_by_more_blocks(tokens: int, stagers: int) -> None:
     assert choose(tokens).stagers == stagers
 
