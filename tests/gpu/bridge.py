@@ -12,7 +12,7 @@ import torch
 from tests.gpu.ranks import device_of
 from tests.rank_worker import RankContext
 from tests.v1.cases import Case
-from tests.v1.exercise import Exercise
+from tests.v1.exercise import Exercise, new_op
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -54,13 +54,21 @@ class BridgedOp:
     def _there(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else moved(tensor, self.device)
 
+    def _call(self, name: str, *tensors: torch.Tensor | None, **options: Any) -> tuple:
+        results = getattr(self.op, name)(*map(self._there, tensors), **options)
+        return tuple(viewed(result) for result in results)
+
     def dispatch(self, input: Any, weights: Any, scales: Any, indices: Any, **options: Any) -> tuple:
-        there = [self._there(tensor) for tensor in (input, weights, scales, indices)]
-        return tuple(viewed(result) for result in self.op.dispatch(*there, **options))
+        return self._call("dispatch", input, weights, scales, indices, **options)
+
+    def dispatch_send(self, input: Any, weights: Any, scales: Any, indices: Any, **options: Any) -> tuple:
+        return self._call("dispatch_send", input, weights, scales, indices, **options)
 
     def combine(self, input: Any, weights: Any, indices: Any, **options: Any) -> tuple:
-        there = [self._there(tensor) for tensor in (input, weights, indices)]
-        return tuple(viewed(result) for result in self.op.combine(*there, **options))
+        return self._call("combine", input, weights, indices, **options)
+
+    def combine_send(self, input: Any, weights: Any, indices: Any, **options: Any) -> tuple:
+        return self._call("combine_send", input, weights, indices, **options)
 
     def get_dispatch_src_token_pos(self) -> torch.Tensor:
         return self.op.get_dispatch_src_token_pos().cpu()
@@ -68,10 +76,7 @@ class BridgedOp:
 
 def new_exercise(context: RankContext, case: Case) -> Exercise:
     """The case on a new op of this rank's device."""
-    import mori
-
-    op = mori.ops.EpDispatchCombineOp(case.config(context.rank))
-    return Exercise(context, case, op=BridgedOp(op, device_of(context)))
+    return Exercise(context, case, op=BridgedOp(new_op(context, case), device_of(context)))
 
 
 def exercise_on_device(context: RankContext, case: Case) -> None:

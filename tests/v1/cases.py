@@ -10,9 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-BF16, F32 = torch.bfloat16, torch.float32
-PAYLOAD_DTYPES = (BF16, F32, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float4_e2m1fn_x2)
-COMBINE_DTYPES = (BF16, F32)
+from tests import reference
+
+BF16, F32, FP4 = torch.bfloat16, torch.float32, torch.float4_e2m1fn_x2
+PAYLOAD_DTYPES = (BF16, F32, torch.float8_e4m3fn, torch.float8_e4m3fnuz, FP4)
+KERNEL_TYPES = ("IntraNode", "InterNode", "InterNodeV1", "InterNodeV1LL", "AsyncLL", "IntraNodeLL")
+QUANT_TYPES = ("none", "fp8_direct_cast", "fp8_blockwise", "fp4_blockwise")
+# Which kernel types offer a quantisation; a direct cast is offered by all.
+BLOCKWISE = {"fp8_blockwise": ("IntraNode", "IntraNodeLL", "AsyncLL"), "fp4_blockwise": ("IntraNode", "IntraNodeLL")}
 SCALE_DTYPES = {1: torch.float8_e8m0fnu, 2: torch.bfloat16, 4: torch.float32}
 
 # As float32 bit patterns: zeros, infinities, NaNs of several kinds, denormals, extremes, and neighbours whose sums tie.
@@ -55,10 +60,15 @@ class Case:
     scale_bytes: int = 1
     receive_cap: int = 0
     values: str = "numbers"
-    """numbers: normal variates; bits: any bit pattern; special: zeros, NaNs, infinities, denormals, ties."""
+    """numbers: normal variates; wide: of many magnitudes; bits: any bit pattern; special: zeros, NaNs, infinities,
+    denormals, ties."""
     seed: int = 0
     grid: tuple[int, int] = (-1, -1)
     """block_num and warp_per_block of every call; results must not depend on them."""
+    kernel_type: str = "IntraNode"
+    quant_type: str = "none"
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that are set while the op is built."""
 
     @property
     def experts(self) -> int:
@@ -74,6 +84,15 @@ class Case:
         if self.receive_cap <= 0:
             return self.world_size * self.max_tokens
         return self.world_size * min(-(-self.receive_cap // self.world_size), self.max_tokens)
+
+    @property
+    def scales_per_row(self) -> int:
+        """How many blocks a row has when it is quantised block-wise."""
+        return int(dict(self.environment).get("MORI_FP8_COMBINE_SCALE_DIM", 56))
+
+    def quantises(self, step: Step) -> bool:
+        """Whether the rows of this combine travel quantised."""
+        return self.quant_type != "none" and self.combine_dtype == BF16 and step.external
 
     def config(self, own_rank: int, **overrides):
         """The op's config on `own_rank`."""
@@ -91,6 +110,8 @@ class Case:
             "num_experts_per_rank": self.experts_per_rank,
             "num_experts_per_token": self.topk,
             "max_total_recv_tokens": self.receive_cap,
+            "kernel_type": getattr(mori.ops.EpDispatchCombineKernelType, self.kernel_type),
+            "quant_type": self.quant_type,
         }
         return mori.ops.EpDispatchCombineConfig(**(fields | overrides))
 
@@ -102,19 +123,29 @@ def _generator(case: Case, step: int, rank: int, purpose: int) -> np.random.Gene
     return np.random.default_rng([case.seed, step, rank, purpose])
 
 
+def _numbers(generator: np.random.Generator, shape: tuple[int, int], values: str) -> np.ndarray:
+    """float32 of one of the kinds that `Case.values` names, but for bits."""
+    if values == "special":
+        return generator.choice(_SPECIAL_BITS, size=shape).view(np.float32)
+    numbers = generator.standard_normal(shape, dtype=np.float32)
+    if values == "wide":  # by row and by element, from what fp8 rounds to zero to what it cannot hold
+        numbers *= np.exp2(generator.integers(-12, 13, size=(shape[0], 1)).astype(np.float32))
+        numbers *= np.exp2(generator.integers(-6, 7, size=shape).astype(np.float32))
+    return numbers
+
+
 def _rows(generator: np.random.Generator, count: int, columns: int, dtype: torch.dtype, values: str) -> torch.Tensor:
     if count == 0:
         return torch.empty(0, columns, dtype=dtype)
-    if values == "bits" or dtype not in COMBINE_DTYPES:
+    if values == "bits":
         raw = generator.integers(0, 256, size=(count, columns * dtype.itemsize), dtype=np.uint8)
         return torch.from_numpy(raw).view(dtype).reshape(count, columns)
-    if values == "special":
-        bits = generator.choice(_SPECIAL_BITS, size=(count, columns))
-        if dtype == BF16:  # the upper half, cut off rather than rounded, keeps the kinds
-            upper = (bits >> np.uint32(16)).astype(np.uint16).view(np.int16)
-            return torch.from_numpy(upper).view(BF16)
-        return torch.from_numpy(bits.view(np.float32))
-    return torch.from_numpy(generator.standard_normal((count, columns), dtype=np.float32)).to(dtype)
+    numbers = _numbers(generator, (count, columns * 2 if dtype == FP4 else columns), values)
+    if dtype == F32:
+        return torch.from_numpy(numbers)
+    if dtype == BF16 and values == "special":  # the upper half, cut off rather than rounded, keeps the kinds
+        return torch.from_numpy((numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(np.int16)).view(BF16)
+    return reference.narrow(numbers, dtype)
 
 
 def payload(case: Case, step: int, rank: int) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from tests import reference
+from tests import quantised_reference, reference
 from tests.rank_worker import RankContext
 from tests.v1 import cases
 from tests.v1.cases import Case, Step
@@ -53,6 +56,44 @@ def raises(error: type[Exception], call: Callable, *args, says: str = "") -> Non
         raise AssertionError(f"{getattr(call, '__name__', call)}{args} raised nothing")
 
 
+@contextlib.contextmanager
+def environment(*variables: tuple[str, str]) -> Iterator[None]:
+    """Sets variables for what is built inside."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def new_op(context: RankContext, case: Case, **overrides):
+    """An op for the case, built under its environment."""
+    import mori
+
+    with environment(*case.environment):
+        return mori.ops.EpDispatchCombineOp(case.config(context.rank, **overrides))
+
+
+def overwrite(*tensors: torch.Tensor | None) -> None:
+    """Fills what a call has been given with something that shows if it is still read."""
+    for tensor in tensors:
+        if tensor is not None and tensor.numel():
+            tensor.view(torch.uint8).fill_(0x5B)
+
+
+def combined(case: Case, step: Step, routing: reference.Routing, returned: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a combine gives each rank, for the quantisation of the case."""
+    if not case.quantises(step):
+        return reference.combine(routing, returned)
+    if case.quant_type == "fp8_direct_cast":
+        return quantised_reference.fp8_direct_cast_combine(routing, returned)
+    if case.quant_type == "fp8_blockwise":
+        return quantised_reference.fp8_blockwise_combine(routing, returned, case.scales_per_row)
+    return quantised_reference.fp4_blockwise_combine(routing, returned, case.scales_per_row)
+
+
 @dataclass
 class Exercise:
     """One op under test together with what it must hold at the moment."""
@@ -70,10 +111,12 @@ class Exercise:
     """Whether the registered buffer may be written: not between a combine and the next dispatch."""
 
     def __post_init__(self) -> None:
-        import mori
-
         if self.op is None:
-            self.op = mori.ops.EpDispatchCombineOp(self.case.config(self.context.rank))
+            self.op = new_op(self.context, self.case)
+
+    @property
+    def splits(self) -> bool:
+        return self.case.kernel_type == "AsyncLL"
 
     def grid(self) -> dict[str, int]:
         return {"block_num": self.case.grid[0], "warp_per_block": self.case.grid[1]}
@@ -103,13 +146,19 @@ class Exercise:
             case.max_tokens,
         )[rank]
         self.dispatched = number
-        self.views = self.op.dispatch(  # type: ignore[attr-defined]
+        arguments = (
             cases.payload(case, number, rank),
             cases.weights(case, number, rank),
             all_scales[rank],
-            indices[rank],
-            **self.grid(),
+            indices[rank].clone(),
         )
+        op: Any = self.op
+        halves = number % 2 == 1  # in two calls, as any kernel type can be used
+        self.views = (op.dispatch_send if halves else op.dispatch)(*arguments, **self.grid())
+        if self.splits:
+            overwrite(*arguments)
+        if halves or self.splits:
+            require(op.dispatch_recv() is None, "dispatch_recv returned something")
         self.refilled = True
         self.check_dispatch(f"step {number} (dispatch)")
 
@@ -137,19 +186,20 @@ class Exercise:
         require_same_bits(positions, expected.source_position, f"{when}: source positions")
 
     def combine(self, number: int, step: Step) -> None:
-        case, rank, op = self.case, self.context.rank, self.op
+        case, rank = self.case, self.context.rank
+        op: Any = self.op
         ranks = range(case.world_size)
         routing = self.routing
         counts = [0] * case.world_size if routing is None else [routing.received(peer) for peer in ranks]
         returned = [cases.expert_rows(case, number, peer, counts[peer]) for peer in ranks]
         weights = [cases.returned_weights(case, number, peer, counts[peer]) for peer in ranks]
-        own, own_weights = returned[rank], weights[rank]
+        own = returned[rank].clone()
+        given_weights = weights[rank]
+        own_weights = None if given_weights is None else given_weights.clone()
         if not step.external:
             require(self.refilled, "the case refills the registered buffer while peers may still read it")
             self.refilled = False
-            buffer = op.get_registered_combine_input_buffer(  # type: ignore[attr-defined]
-                case.combine_dtype, hidden_dim=case.returned_hidden
-            )
+            buffer = op.get_registered_combine_input_buffer(case.combine_dtype, hidden_dim=case.returned_hidden)
             require(
                 tuple(buffer.shape) == (case.receive_rows, case.returned_hidden),
                 f"the registered buffer has shape {tuple(buffer.shape)}",
@@ -157,8 +207,9 @@ class Exercise:
             buffer[: counts[rank]].copy_(own)
             own = buffer
         elif step.whole_view:
-            spare = torch.full((case.receive_rows - len(own), own.shape[1]), float("nan"), dtype=own.dtype)
-            own = torch.cat([own, spare])
+            spare_bytes = (case.receive_rows - len(own), own.shape[1] * own.itemsize)
+            spare = torch.full(spare_bytes, 0xFF, dtype=torch.uint8)
+            own = torch.cat([reference.as_bytes(own), spare]).view(own.dtype)
         if own_weights is not None and step.whole_view:
             spare = torch.full((case.receive_rows - len(own_weights), case.topk), float("nan"))
             own_weights = torch.cat([own_weights, spare])
@@ -166,9 +217,17 @@ class Exercise:
             indices = torch.zeros(1, case.topk, dtype=torch.int32)
         else:
             indices = torch.from_numpy(case.steps[self.dispatched].indices[rank])
-        out, out_weights = op.combine(  # type: ignore[attr-defined]
-            own, own_weights, indices, use_external_inp_buf=int(step.external), **self.grid()
-        )
+        halves = number % 2 == 1 and step.external
+        if halves:
+            out, out_weights = op.combine_send(own, own_weights, indices, **self.grid())
+        else:
+            out, out_weights = op.combine(
+                own, own_weights, indices, use_external_inp_buf=int(step.external), **self.grid()
+            )
+        if self.splits:
+            overwrite(own if step.external else None, own_weights)
+        if halves or self.splits:
+            require(op.combine_recv() is None, "combine_recv returned something")
         when = f"step {number} (combine)"
         shape = (case.max_tokens, case.returned_hidden)
         require(tuple(out.shape) == shape, f"{when}: the result has shape {tuple(out.shape)}, expected {shape}")
@@ -176,7 +235,7 @@ class Exercise:
             zeros = torch.zeros(len(indices), case.returned_hidden, dtype=case.combine_dtype)
             require_same_bits(out[: len(indices)], zeros, f"{when}: rows without any dispatch")
             return
-        expected = reference.combine(routing, returned)[rank]
+        expected = combined(case, step, routing, returned)[rank]
         require_same_bits(out[: len(expected)], expected, f"{when}: rows")
         expected_weights = reference.combine_weights(routing, weights, case.topk)[rank]
         if expected_weights is None:
