@@ -6,6 +6,7 @@ Values are integers small enough for their sums to be exact in float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ class Shape:
     hidden: int = 8
     topk: int = 4
     experts_per_rank: int = 2
+    kernel_type: str = "IntraNode"
 
 
 def mixed(seed: int, shape: tuple[int, ...], bits: int) -> np.ndarray:
@@ -67,6 +69,13 @@ def require_equal(actual: torch.Tensor, expected: np.ndarray, what: str, number:
 
 def play(op, rank: int, round_: Round) -> None:
     """Dispatch and combine of one round on one rank, with all checks."""
+    for _ in halves(op, rank, round_):
+        pass
+
+
+def halves(op, rank: int, round_: Round) -> Iterator[str]:
+    """`play`, stopping where a call of AsyncLL has been sent and not yet received."""
+    splits = op.config.kernel_type.name == "AsyncLL"
     number = round_.number
     ids = torch.from_numpy(round_.ids[rank])
     count = len(ids)
@@ -74,6 +83,9 @@ def play(op, rank: int, round_: Round) -> None:
     rows, received_weights, _, received_ids, received = op.dispatch(
         torch.from_numpy(round_.values[rank, :count]), weights, None, ids
     )
+    if splits:
+        yield "dispatch"
+        op.dispatch_recv()
     source = round_.routing.source[rank]
     total = len(source)
     if int(received) != total:
@@ -91,6 +103,9 @@ def play(op, rank: int, round_: Round) -> None:
         answer = buffer
     answer_weights = torch.from_numpy(round_.answer_weights[rank]) if round_.with_weights else None
     out, out_weights = op.combine(answer, answer_weights, ids, use_external_inp_buf=int(round_.external))
+    if splits:
+        yield "combine"
+        op.combine_recv()
     require_equal(out[:count], round_.sum_returned(rank, round_.answers), "combined rows", number)
     if round_.with_weights:
         expected_weights = round_.sum_returned(rank, round_.answer_weights)
@@ -112,6 +127,7 @@ def new_op(context: RankContext, shape: Shape):
             max_num_inp_token_per_rank=shape.max_tokens,
             num_experts_per_rank=shape.experts_per_rank,
             num_experts_per_token=shape.topk,
+            kernel_type=getattr(mori.ops.EpDispatchCombineKernelType, shape.kernel_type),
         )
     )
 

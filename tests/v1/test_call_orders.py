@@ -11,7 +11,7 @@ import torch
 from tests.rank_worker import RankContext
 from tests.ranks import pool
 from tests.v1.cases import Case, Step, routing
-from tests.v1.exercise import Exercise, exercise, require, require_same_bits
+from tests.v1.exercise import Exercise, exercise, new_op, require, require_same_bits
 
 
 def steps_of(letters: str, world_size: int, max_tokens: int, topk: int, experts: int) -> tuple[Step, ...]:
@@ -93,34 +93,40 @@ def test_an_op_is_untouched_by_others_that_come_and_go(world_size: int):
     pool(world_size).run(create_destroy_create, [base, *others])
 
 
-def zero_copy_equals_external(context: RankContext) -> None:
-    import mori
-
+def zero_copy_equals_external(context: RankContext, kernel_type: str) -> None:
     indices = [torch.from_numpy(ids) for ids in routing("any", [20] * context.world_size, 4, 3)]
-    case = Case(context.world_size, 64, 4, 3, 20, ())
+    case = Case(context.world_size, 64, 4, 3, 20, (), kernel_type=kernel_type)
+
+    def combine(*arguments, **keywords):
+        result = op.combine(*arguments, **keywords)
+        if kernel_type == "AsyncLL":
+            op.combine_recv()
+        return result
+
     for external_by_default in (True, False):
-        op = mori.ops.EpDispatchCombineOp(case.config(context.rank, use_external_inp_buf=external_by_default))
+        op = new_op(context, case, use_external_inp_buf=external_by_default)
         generator = torch.Generator().manual_seed(context.rank)
         rows = torch.randn(20, 64, generator=generator).to(torch.bfloat16)
         own = indices[context.rank]
         results = []
         for way in ("external", "view", "other tensor", "stale buffer, other tensor"):
-            received, _, _, _, count = op.dispatch(rows, None, None, own)
+            received, _, _, _, count = op.dispatch_send(rows, None, None, own)
+            op.dispatch_recv()
             answer = received[: int(count)].clone()
             buffer = op.get_registered_combine_input_buffer(torch.bfloat16)
             if way == "view":
                 buffer[: int(count)].copy_(answer)
-                out, _ = op.combine(buffer, None, own, use_external_inp_buf=False)
+                out, _ = combine(buffer, None, own, use_external_inp_buf=False)
             elif way == "external":
-                out, _ = op.combine(answer, None, own, use_external_inp_buf=True)
+                out, _ = combine(answer, None, own, use_external_inp_buf=True)
             else:
                 if way.startswith("stale"):
                     buffer.fill_(float("nan"))
-                out, _ = op.combine(answer, None, own, use_external_inp_buf=0)
+                out, _ = combine(answer, None, own, use_external_inp_buf=0)
             results.append(out[:20].clone())
         for result in results[1:]:
             require_same_bits(result, results[0], "combine by another way of passing the rows")
-        out, weights = op.combine(answer, None, own)
+        out, weights = combine(answer, None, own)
         require_same_bits(out[:20], results[0], "combine with the config's default")
         assert weights is None
 
@@ -152,8 +158,9 @@ def test_rows_inside_the_registered_buffer(world_size: int):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_zero_copy_gives_the_bits_of_the_external_mode(world_size: int):
-    pool(world_size).run(zero_copy_equals_external)
+@pytest.mark.parametrize("kernel_type", ["IntraNode", "AsyncLL"])
+def test_zero_copy_gives_the_bits_of_the_external_mode(world_size: int, kernel_type: str):
+    pool(world_size).run(zero_copy_equals_external, kernel_type)
 
 
 def split_calls(context: RankContext) -> None:
