@@ -94,7 +94,7 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         self._outstanding: str | None = None
         self._splits = limits.kernel_type is EpDispatchCombineKernelType.AsyncLL
         self._split_extras = CallExtras(split=True) if self._splits else NO_EXTRAS
-        self._routing: EpDispatchRoutingHandle | None = None  # of the last dispatch
+        self._routing: EpDispatchRoutingHandle | None = None  # of the last dispatch, also of one that ends in a fault
         self._counts_experts = False  # when the second half comes
         self._dispatch_dtype: torch.dtype | None = None
         self._combine_dtype: torch.dtype | None = None
@@ -163,10 +163,10 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         if routing is not None or return_routing:
             work, routing = self._follow(work, routing, return_routing)
             extras = extras_of(routing)
+        self._routing = routing
         self._plan.dispatch(
             work, addresses, extras=extras, block_num=launch.block_num, warp_per_block=launch.warp_per_block
         )
-        self._routing = routing
         results: Any = call.results
         if routing is not None:
             results = (*results[:4], routing.total_recv_token_num)

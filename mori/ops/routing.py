@@ -68,7 +68,8 @@ def new_handle(limits: Limits, device: torch.device, tokens: int) -> EpDispatchR
 
 
 def check_handle(handle: object, limits: Limits, device: torch.device, kernel_type: KernelType) -> None:
-    """NotImplementedError for a kernel type without handles, TypeError, or ValueError for a handle of another op."""
+    """NotImplementedError for a kernel type without handles, TypeError for what is none, ValueError for one that an op
+    of another shape made."""
     require_kernel_type(kernel_type)
     if not isinstance(handle, EpDispatchRoutingHandle):
         raise TypeError(f"routing must be an EpDispatchRoutingHandle, got {type(handle).__name__}")
@@ -79,13 +80,21 @@ def check_handle(handle: object, limits: Limits, device: torch.device, kernel_ty
         )
     for name, size in _sizes(limits).items():
         tensor = getattr(handle, name)
-        if tensor.dtype != torch.int32 or tensor.device != device or not tensor.is_contiguous():
-            raise ValueError(f"routing: {name} must be a contiguous int32 tensor on {device}")
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32:
+            raise TypeError(f"routing: {name} must be an int32 tensor, as the dispatch that made the handle gave it")
+        if tensor.device != device or not tensor.is_contiguous():
+            raise ValueError(f"routing: {name} must be a contiguous tensor on {device}, got one on {tensor.device}")
         if tensor.numel() != size:
             raise ValueError(
                 f"routing: {name} has {tensor.numel()} elements, handles of this op have {size}: "
                 "it comes from an op with another config"
             )
+    # Sizes do not tell of receive caps. Of a GPU the host does not know the count without waiting.
+    if device.type == "cpu" and int(handle.total_recv_token_num) > limits.receive_rows:
+        raise ValueError(
+            f"routing: the handle is one of {int(handle.total_recv_token_num)} received rows, this op holds "
+            f"{limits.receive_rows}: it comes from an op with another max_total_recv_tokens"
+        )
 
 
 def require_kernel_type(kernel_type: KernelType) -> None:
