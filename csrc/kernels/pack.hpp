@@ -154,7 +154,7 @@ class Pack {
 
   MORI_DEVICE void run() {
     ReceivedRows received = a.received;
-    received.count = *a.ep.template own<u32>(RegionId::received_count);
+    received.count = a.ep.template own<OpState>(RegionId::control)->last.received;
     Packer<T> packer(t, a.ep, a.packed, received, reinterpret_cast<u64>(t.template scratch<void>()));
     const BlockShare share(packer.chunks(), t.block(), t.blocks());
     MORI_ROLLED

@@ -64,7 +64,7 @@ class Unpack {
   MORI_DEVICE Unpack(T& target, const ConvertArgs& args) : t(target), a(args) {}
 
   MORI_DEVICE void run() {
-    const u32 received = *a.ep.template own<u32>(RegionId::received_count), parts = a.received.parts;
+    const u32 received = a.ep.template own<OpState>(RegionId::control)->last.received, parts = a.received.parts;
     const BlockShare share(received * parts, t.block(), t.blocks());
     MORI_ROLLED
     for (u32 item = share.begin + t.warp(); item < share.end; item += t.warps()) {

@@ -95,6 +95,7 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         self._splits = limits.kernel_type is EpDispatchCombineKernelType.AsyncLL
         self._split_extras = CallExtras(split=True) if self._splits else NO_EXTRAS
         self._routing: EpDispatchRoutingHandle | None = None  # of the last dispatch, also of one that ends in a fault
+        self._placed = False  # whether its rows have been put into the places of their experts
         self._counts_experts = False  # when the second half comes
         self._dispatch_dtype: torch.dtype | None = None
         self._combine_dtype: torch.dtype | None = None
@@ -163,7 +164,7 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         if routing is not None or return_routing:
             work, routing = self._follow(work, routing, return_routing)
             extras = extras_of(routing)
-        self._routing = routing
+        self._routing, self._placed = routing, False
         self._plan.dispatch(
             work, addresses, extras=extras, block_num=launch.block_num, warp_per_block=launch.warp_per_block
         )

@@ -103,10 +103,13 @@ def require_kernel_type(kernel_type: KernelType) -> None:
         raise NotImplementedError(f"routing handles are offered by kernel types {names}, not by {kernel_type}")
 
 
-def extras_of(handle: EpDispatchRoutingHandle) -> _core.CallExtras:
-    """What a call gets to know of the handle."""
+def extras_of(handle: EpDispatchRoutingHandle | None, packed_rows: int = 0) -> _core.CallExtras:
+    """What a call gets to know of the handle, and of rows in the places of their experts."""
+    if handle is None:
+        return _core.CallExtras(packed_rows=packed_rows)
     return _core.CallExtras(
         sender_map=handle.disp_dest_tok_id_map.data_ptr(),
         received_count=handle.total_recv_token_num.data_ptr(),
         summary=handle.inter_node_disp_send_map.data_ptr(),
+        packed_rows=packed_rows,
     )

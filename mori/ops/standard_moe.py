@@ -14,6 +14,7 @@ from mori import env
 from .dtypes import DTYPE_SUFFIX
 from .engine import KERNELS, CallExtras, CombineWork, dtype_code
 from .kernel_types import EpDispatchCombineKernelType as KernelType
+from .routing import extras_of
 from .validation import COMBINE_RULES, DISPATCH_RULES, PACKED_RULES, check_arguments
 
 if TYPE_CHECKING:
@@ -45,11 +46,13 @@ class StandardMoe:
     _views: ViewCache
     _launches: LaunchChooser
     _routing: EpDispatchRoutingHandle | None
+    _placed: bool
     _registered_begin: int
     _registered_end: int
     _require_shmem: Callable[[], None]
     _prepared_dispatch: Callable[..., tuple[DispatchCall, tuple[int, ...]]]
     _combine_tokens: Callable[[torch.Tensor | None, EpDispatchRoutingHandle | None], int]
+    _received: Callable[[EpDispatchRoutingHandle | None], int]
     reset: Callable[[], None]
 
     def dispatch_standard_moe(
@@ -70,6 +73,7 @@ class StandardMoe:
         call, addresses = self._prepared_dispatch(input, weights, scales, indices)
         packed = self._new_packed(input.shape[1], input.dtype)
         launch = self._launches.dispatch(input, block_num, rdma_block_num, warp_per_block)
+        self._routing, self._placed = None, True
         self._plan.dispatch(
             call.work._replace(kernel=KERNELS["dispatch_packed"]),
             addresses,
@@ -77,7 +81,6 @@ class StandardMoe:
             block_num=launch.block_num,
             warp_per_block=launch.warp_per_block,
         )
-        self._routing = None
         return packed
 
     def convert_dispatch_output(
@@ -89,8 +92,8 @@ class StandardMoe:
     ) -> PackedResult:
         """Copy the rows of the last dispatch into the places of their local experts. Local; on the current stream.
 
-        dispatch_out_x: (>= T, h), commonly value 0 of `dispatch`, (R, h). dispatch_out_topk_idx: as many rows of K
-        int32 ids, value 3 of `dispatch`.
+        dispatch_out_x: value 0 of `dispatch`, (R, h); on CPUs (T, h) is enough. dispatch_out_topk_idx: as many rows of
+        K int32 ids, value 3 of `dispatch`.
 
         Returns (rows (E, P, h), counts (E,) int32, sources (E, P) int32, an int64 tensor without elements). Row (e, s)
         for s < counts[e] is the s-th received row, in the order of `dispatch`, that names local expert e; a row that
@@ -103,6 +106,13 @@ class StandardMoe:
         limits = self._limits._replace(max_tokens=self._limits.receive_rows)
         rules = {name: DISPATCH_RULES[name] for name in tensors}
         check_arguments("convert_dispatch_output", rules, tensors, limits, self._device)
+        rows = dispatch_out_x.shape[0]
+        needed = self._received(self._routing) if self._plan.synchronous else self._limits.receive_rows
+        if rows < needed:
+            raise ValueError(
+                f"convert_dispatch_output: input has {rows} rows, must have at least {needed}: pass values 0 and 3 of "
+                "dispatch as they are"
+            )
         packed = self._new_packed(dispatch_out_x.shape[1], dispatch_out_x.dtype)
         launch = self._launches.untuned(block_num, 0, warp_per_block)
         self._plan.convert(
@@ -117,6 +127,7 @@ class StandardMoe:
             launch.block_num,
             launch.warp_per_block,
         )
+        self._placed = True
         return packed
 
     def combine_standard_moe(
@@ -132,7 +143,8 @@ class StandardMoe:
         """`convert_combine_input` and `combine` in one launch. Collective.
 
         input: (E, P, h), rows in the places that the last conversion gave them. weights: without effect. indices: as in
-        `combine`. Returns (rows (M, h), None), as `combine` does.
+        `combine`. Returns (rows (M, h), None), as `combine` does; never quantised. RuntimeError if the rows of the
+        last dispatch have no places.
         """
         self._require_standard_moe("combine_standard_moe")
         self._check_packed("combine_standard_moe", input, indices)
@@ -150,7 +162,7 @@ class StandardMoe:
             work,
             (0, 0),
             tokens=tokens,
-            extras=CallExtras(packed_rows=input.data_ptr()),
+            extras=extras_of(self._routing, packed_rows=input.data_ptr()),
             block_num=launch.block_num,
             warp_per_block=launch.warp_per_block,
         )
@@ -169,9 +181,9 @@ class StandardMoe:
         """Add up each received row's expert outputs, times the weights that its dispatch brought. Local.
 
         packed_recv_x: (E, P, h), in the places that the last conversion gave them; the other two are not looked at.
-        Returns the registered combine buffer as (R, h): go on with
-        `combine(view, None, indices, use_external_inp_buf=0)`. Row i is the float32 sum over its local experts, in
-        ascending k from +0.0, rounded once.
+        Writes the registered combine buffer (`get_registered_combine_input_buffer` says when that is allowed) and
+        returns it as (R, h): go on with `combine(view, None, indices, use_external_inp_buf=0)`. Row i is the float32
+        sum over its local experts, in ascending k from +0.0, rounded once. RuntimeError as in `combine_standard_moe`.
         """
         self._require_standard_moe("convert_combine_input")
         self._check_packed("convert_combine_input", packed_recv_x)
@@ -212,6 +224,12 @@ class StandardMoe:
         )
 
     def _check_packed(self, call: str, packed: torch.Tensor, indices: torch.Tensor | None = None) -> None:
+        # Graphs may hold what the host does not know of: `dispatched_tokens` is None then.
+        if not self._placed and self._plan.dispatched_tokens is not None:
+            raise RuntimeError(
+                f"{call}: the rows of the last dispatch were not put into places: call convert_dispatch_output after "
+                "dispatch, or dispatch_standard_moe"
+            )
         tensors = {"input": packed} | ({} if indices is None else {"indices": indices})
         check_arguments(call, PACKED_RULES, tensors, self._limits, self._device)
         check_arguments(call, {"input": COMBINE_RULES["input"]}, {"input": packed[0]}, self._limits, self._device)
