@@ -8,7 +8,13 @@
 #define MORI_VARIANT common
 #endif
 
-#if defined(__CUDACC__) || defined(__HIP__)
+#if defined(__HIP__)
+// By attribute: what declares __host__ and __device__ for AMD is a header, and not every compiler has it. Nothing stays
+// a call: a callee would have to save registers in scratch memory.
+#define MORI_SHARED_CODE __attribute__((host, device)) inline
+#define MORI_DEVICE __attribute__((device, always_inline)) inline
+#define MORI_RARE MORI_DEVICE
+#elif defined(__CUDACC__)
 #define MORI_SHARED_CODE __host__ __device__ inline  // layout arithmetic: runs on both sides
 #define MORI_DEVICE __device__ __forceinline__       // kernels and what they call
 #define MORI_RARE __device__ __noinline__            // ... on paths that are not worth their room
@@ -27,6 +33,19 @@
 #define MORI_UNROLL_TWICE
 #define MORI_ROLLED
 #define MORI_UNROLL  // g++ vectorises instead
+#endif
+
+// What AMD's archs convert by instruction. mori/archs.py has the same as a table.
+#if defined(__gfx942__)
+#define MORI_AMD_FP8_FNUZ
+#elif defined(__gfx950__)
+#define MORI_AMD_FP8_OCP
+#define MORI_AMD_BFLOAT16
+#define MORI_AMD_FP4_PAIRS  // two at a time
+#elif defined(__gfx1250__)
+#define MORI_AMD_FP8_OCP
+#define MORI_AMD_BFLOAT16
+#define MORI_AMD_FP4_EIGHTS
 #endif
 
 namespace mori {
@@ -76,6 +95,17 @@ MORI_DEVICE Mask bits_below(u32 bit) {
 }
 
 MORI_SHARED_CODE constexpr u64 divide_up(u64 value, u64 divisor) { return (value + divisor - 1) / divisor; }
+
+// A pointer into memory that every block sees. AMD's compilers have to be told that it leads neither into a block's
+// scratch memory nor to a stack, or else they take slower instructions that look there as well.
+template <class Type>
+MORI_SHARED_CODE Type* device_pointer(u64 address) {
+#if defined(__HIP__)
+  return (Type*)(__attribute__((address_space(1))) Type*)address;
+#else
+  return reinterpret_cast<Type*>(address);
+#endif
+}
 
 // Where one row goes: the address of its copy at one destination.
 struct RowTarget {

@@ -43,11 +43,34 @@ struct Fp4E2M1Pair {
   using Value = FloatPair;
 
   MORI_DEVICE static FloatPair decode(Stored stored) {
+#if defined(MORI_AMD_FP4_PAIRS)
+    const auto values = __builtin_amdgcn_cvt_scalef32_pk_f32_fp4(stored, 1.0f, 0);
+    return {values[0], values[1]};
+#elif defined(MORI_AMD_FP4_EIGHTS)
+    const auto values = __builtin_amdgcn_cvt_scale_pk8_f32_fp4(stored, 127u, 0);  // times 2^(127 - 127)
+    return {values[0], values[1]};
+#else
     return {Fp4E2M1::decode(stored & 15u), Fp4E2M1::decode(stored >> 4)};
+#endif
   }
   MORI_DEVICE static Stored encode(const FloatPair& value) {
+#if defined(MORI_AMD_FP4_PAIRS)
+    return Stored(__builtin_amdgcn_cvt_scalef32_pk_fp4_f32(0u, bounded(value.low), bounded(value.high), 1.0f, 0));
+#elif defined(MORI_AMD_FP4_EIGHTS)
+    const float __attribute__((ext_vector_type(8))) eight = {bounded(value.low), bounded(value.high)};
+    return Stored(__builtin_amdgcn_cvt_scalef32_pk8_fp4_f32(eight, 1.0f));
+#else
     return Stored(Fp4E2M1::encode(value.low) | Fp4E2M1::encode(value.high) << 4);
+#endif
   }
+
+#if defined(MORI_AMD_FP4_PAIRS) || defined(MORI_AMD_FP4_EIGHTS)
+ private:
+  // What the instructions do with NaN and with what is too large does not matter then.
+  MORI_DEVICE static float bounded(float value) {
+    return value != value ? -0.0f : __builtin_amdgcn_fmed3f(value, -Fp4E2M1::largest, Fp4E2M1::largest);
+  }
+#endif
 };
 
 }  // namespace MORI_VARIANT

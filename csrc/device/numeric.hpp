@@ -36,6 +36,8 @@ struct BFloat16 {
     u16 stored;  // rounds alike, but for the NaN it makes
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored) : "f"(value));
     return value != value ? Stored(0x7fc0) : stored;
+#elif defined(MORI_AMD_BFLOAT16)
+    return value != value ? Stored(0x7fc0) : __builtin_bit_cast(Stored, static_cast<__bf16>(value));
 #else
     const u32 bits = bits_of_float(value);
     const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;  // ties to even; overflows to infinity

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../layout/comm_control.hpp"
-#include "base.hpp"
+#include "gpu.hpp"
 
 namespace mori {
 inline namespace MORI_VARIANT {
@@ -57,6 +57,7 @@ class CudaTarget {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
+  MORI_DEVICE static void acquire_loaded() {}
   MORI_DEVICE static u32 load_system(const u32* word) {
     u32 value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -87,32 +88,11 @@ class CudaTarget {
 
   MORI_DEVICE static void notify(CommControl*) {}  // pollers see the word itself
 
-  class Waiter {
+  class Waiter : public PollingWaiter<CudaTarget> {
    public:
-    MORI_DEVICE Waiter(const CudaTarget&, CommControl*, u64 timeout_ns) : timeout_ns_(timeout_ns) {}
-    MORI_DEVICE void arm() {}
-    MORI_DEVICE void rest() {
-      patient_ = false;
-      if (++turns_ % 32 != 0) return;
-      const u64 now = clock_ns();
-      if (start_ns_ == 0) start_ns_ = last_ns_ = now;
-      patient_ = now - last_ns_ > check_interval_ns;
-      if (patient_) last_ns_ = now;
-      waited_ns_ = now - start_ns_;
-    }
-    // True about every millisecond: time for the checks that reach beyond this GPU. Not sooner, for the host's memory
-    // is far, and ten thousand threads may be waiting.
-    MORI_DEVICE bool patient() const { return patient_; }
-    MORI_DEVICE bool expired() const { return waited_ns_ > timeout_ns_; }
-    MORI_DEVICE static bool interrupted() { return false; }
-
-   private:
-    static constexpr u64 check_interval_ns = 1'000'000;
-
-    u64 timeout_ns_, start_ns_ = 0, last_ns_ = 0, waited_ns_ = 0;
-    u32 turns_ = 0;
-    bool patient_ = false;
+    MORI_DEVICE Waiter(const CudaTarget&, CommControl*, u64 timeout_ns) : PollingWaiter(timeout_ns) {}
   };
+  MORI_DEVICE static void relax() {}
 
   // Up to four of the `left` ids at `from`; the rest become -1. Ids are not written during a kernel.
   MORI_DEVICE static void load_indices(i32 (&to)[4], const i32* from, u32 left) {
@@ -124,16 +104,11 @@ class CudaTarget {
     for (u32 i = 0; i < 4; ++i) to[i] = i < left ? __ldg(from + i) : -1;
   }
 
-  // Part of a row, packed as it lies in memory: one register per four bytes.
+  // Part of a row.
   template <class Stored>
-  struct Vector {
-    static constexpr u32 elements = vector_bytes / sizeof(Stored), per_word = 4 / sizeof(Stored);
-    u32 word[4] = {};
+  struct Vector : PackedBytes<Stored, vector_bytes> {
+    using PackedBytes<Stored, vector_bytes>::word;
 
-    MORI_DEVICE Stored get(u32 e) const { return Stored(word[e / per_word] >> (e % per_word * 8 * sizeof(Stored))); }
-    MORI_DEVICE void set(u32 e, Stored value) {  // of a vector that is zero there
-      word[e / per_word] |= u32(value) << (e % per_word * 8 * sizeof(Stored));
-    }
     // A row that peers wrote before a word that this thread has acquired: volatile keeps the load behind the acquire.
     MORI_DEVICE void load(const u8* from) {
       asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -155,11 +130,7 @@ class CudaTarget {
 
   // A few bytes of a row, in registers. Their loads stay behind an acquire: its asm statement clobbers memory.
   template <u32 count>
-  struct alignas(count) Bytes {
-    u32 word[count / 4] = {};
-
-    MORI_DEVICE u8 get(u32 e) const { return u8(word[e / 4] >> (e % 4 * 8)); }
-    MORI_DEVICE void set(u32 e, u8 value) { word[e / 4] |= u32(value) << (e % 4 * 8); }  // of a byte that is zero
+  struct Bytes : PackedBytes<u8, count> {
     MORI_DEVICE void load(const u8* from) { *this = *reinterpret_cast<const Bytes*>(from); }
     MORI_DEVICE void store(u8* to) const { *reinterpret_cast<Bytes*>(to) = *this; }
   };
@@ -176,44 +147,8 @@ class CudaTarget {
     }
   }
 
-  // Bytes [begin, end) of a row to every target; the row is read once. Four loads per lane are under way at a time.
   MORI_DEVICE void fan_out(const RowTarget* targets, u32 count, const u8* row, u64 begin, u64 end, bool) const {
-    u64 all = reinterpret_cast<u64>(row) | begin | end;
-    MORI_ROLLED
-    for (u32 i = 0; i < count; ++i) all |= reinterpret_cast<u64>(targets[i].address);
-    if (all % vector_bytes != 0) {
-      all % 4 == 0 ? copy_units<u32>(targets, count, row, begin, end) : copy_units<u8>(targets, count, row, begin, end);
-      return;
-    }
-    constexpr u64 stride = lanes * vector_bytes;
-    MORI_ROLLED
-    for (u64 at = begin + lane() * vector_bytes; at < end; at += vectors_in_flight * stride) {
-      Vector<u32> held[vectors_in_flight];
-      MORI_UNROLL
-      for (u32 v = 0; v < vectors_in_flight; ++v) {
-        if (at + v * stride < end) held[v].load_once(row + at + v * stride);
-      }
-      MORI_ROLLED
-      for (u32 i = 0; i < count; ++i) {
-        u8* to = targets[i].address + at;
-        MORI_UNROLL
-        for (u32 v = 0; v < vectors_in_flight; ++v) {
-          if (at + v * stride < end) held[v].store(to + v * stride);
-        }
-      }
-    }
-  }
-
- private:
-  template <class Unit>
-  __device__ __noinline__ static void copy_units(const RowTarget* targets, u32 count, const u8* row, u64 begin,
-                                                 u64 end) {
-    MORI_ROLLED
-    for (u64 at = begin + threadIdx.x % lanes * sizeof(Unit); at < end; at += lanes * sizeof(Unit)) {
-      const Unit held = *reinterpret_cast<const Unit*>(row + at);
-      MORI_ROLLED
-      for (u32 i = 0; i < count; ++i) *reinterpret_cast<Unit*>(targets[i].address + at) = held;
-    }
+    copy_to_all(*this, targets, count, row, begin, end);
   }
 };
 

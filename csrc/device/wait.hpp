@@ -109,11 +109,15 @@ MORI_DEVICE bool wait_word(const T& target, const WaitContext& context, const u6
     found = order == Order::acquire ? T::load_acquire(word) : T::load_system(word);
     const bool aborted = is_aborted<T>(own);
     const Verdict verdict = judge_word(found);
-    if (verdict == Verdict::ready) return true;
+    if (verdict == Verdict::ready) {
+      if (order == Order::acquire) T::acquire_loaded();
+      return true;
+    }
     if (aborted) {  // look once more: a word that came before the abort counts, for other blocks may have taken it
       T::acquire_system();
       if (context.twin != nullptr) T::store_system(&context.twin->device_cause, T::load_system(&own->abort_cause));
       found = order == Order::acquire ? T::load_acquire(word) : T::load_system(word);
+      if (order == Order::acquire) T::acquire_loaded();
       return judge_word(found) == Verdict::ready;
     }
     if (verdict == Verdict::ahead || farewell || waiter.patient()) {

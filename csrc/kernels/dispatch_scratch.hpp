@@ -29,7 +29,7 @@ struct DispatchScratch {
   RowTarget* targets;  // [warps][W]
 
   MORI_SHARED_CODE DispatchScratch(void* memory, u32 world, u32 warps) {
-    u64 cursor = reinterpret_cast<u64>(memory) + sizeof(BlockFlags);
+    u8* cursor = static_cast<u8*>(memory) + sizeof(BlockFlags);
     take(cursor, header, world);
     take(cursor, mask, dispatch_tile * ((world + 63) / 64));
     take(cursor, targets, warps * world);
@@ -44,13 +44,15 @@ struct DispatchScratch {
     take(cursor, position, dispatch_tile * world);
     end = cursor;
   }
-  MORI_SHARED_CODE static u64 bytes(u32 world, u32 warps) { return DispatchScratch(nullptr, world, warps).end; }
+  MORI_SHARED_CODE static u64 bytes(u32 world, u32 warps) {
+    return reinterpret_cast<u64>(DispatchScratch(nullptr, world, warps).end);
+  }
 
-  u64 end;
+  u8* end;
 
  private:
   template <class Type>
-  MORI_SHARED_CODE static void take(u64& cursor, Type*& array, u64 count) {
+  MORI_SHARED_CODE static void take(u8*& cursor, Type*& array, u64 count) {
     array = reinterpret_cast<Type*>(cursor);
     cursor += count * sizeof(Type);
   }

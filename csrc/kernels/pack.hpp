@@ -36,13 +36,13 @@ struct LocalExperts {
 template <class T>
 class Packer {
  public:
-  MORI_DEVICE Packer(T& target, const EpArgs& args, const Packed& packed, const ReceivedRows& received, u64 scratch)
+  MORI_DEVICE Packer(T& target, const EpArgs& args, const Packed& packed, const ReceivedRows& received, u8* scratch)
       : t(target),
         ep(args),
         packed(packed),
         received(received),
         experts(args),
-        targets(reinterpret_cast<RowTarget*>(align_up(scratch, sizeof(RowTarget)))),
+        targets(reinterpret_cast<RowTarget*>(scratch + (-reinterpret_cast<u64>(scratch) & (sizeof(RowTarget) - 1)))),
         taken(reinterpret_cast<u32*>(targets + t.warps() * experts.topk)),
         places(taken + experts.count) {
     MORI_ROLLED
@@ -155,7 +155,7 @@ class Pack {
   MORI_DEVICE void run() {
     ReceivedRows received = a.received;
     received.count = a.ep.template own<OpState>(RegionId::control)->last.received;
-    Packer<T> packer(t, a.ep, a.packed, received, reinterpret_cast<u64>(t.template scratch<void>()));
+    Packer<T> packer(t, a.ep, a.packed, received, t.template scratch<u8>());
     const BlockShare share(packer.chunks(), t.block(), t.blocks());
     MORI_ROLLED
     for (u32 chunk = share.begin; chunk < share.end; ++chunk) packer.pack(chunk);

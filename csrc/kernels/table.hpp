@@ -11,8 +11,8 @@
   KERNEL(combine_fp8_ocp, CombineArgs, Combine<T, PlainRows<T, Fp8E4M3>>)                      \
   KERNEL(combine_fp8_fnuz, CombineArgs, Combine<T, PlainRows<T, Fp8E4M3Fnuz>>)                 \
   KERNEL(combine_fp4, CombineArgs, Combine<T, PlainRows<T, Fp4E2M1Pair>>)                      \
-  KERNEL(combine_fp8_direct_cast, CombineArgs, Combine<T, QuantisedRows<T, Fp8Cast<Fp8E4M3>>>) \
-  KERNEL(combine_fp8_blockwise, CombineArgs, Combine<T, QuantisedRows<T, Fp8Blocks<Fp8E4M3>>>) \
+  KERNEL(combine_fp8_direct_cast, CombineArgs, Combine<T, QuantisedRows<T, Fp8Cast<WireFp8>>>) \
+  KERNEL(combine_fp8_blockwise, CombineArgs, Combine<T, QuantisedRows<T, Fp8Blocks<WireFp8>>>) \
   KERNEL(combine_fp4_blockwise, CombineArgs, Combine<T, QuantisedRows<T, Fp4Blocks>>)          \
   KERNEL(combine_packed_f32, CombineArgs, Combine<T, PackedRows<T, Float32>>)                  \
   KERNEL(combine_packed_bf16, CombineArgs, Combine<T, PackedRows<T, BFloat16>>)                \

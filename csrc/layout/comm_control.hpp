@@ -67,7 +67,7 @@ struct Symmetric {
 
   template <class Type>
   MORI_SHARED_CODE Type* at(u32 peer, u64 offset) const {
-    return reinterpret_cast<Type*>(base + peer * stride + offset);
+    return device_pointer<Type>(base + peer * stride + offset);
   }
   MORI_SHARED_CODE CommControl* control(u32 peer) const { return at<CommControl>(peer, 0); }
 };
