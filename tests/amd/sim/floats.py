@@ -1,0 +1,32 @@
+"""Float arithmetic that numpy does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def fused_multiply_add(a: Any, b: Any, c: Any) -> NDArray[np.float32]:
+    """a * b + c of float32 arrays, rounded once.
+
+    The product is exact in float64. The sum is rounded to odd there, which keeps what a second rounding needs to know.
+    """
+    a, b, c = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b, c))
+    product, c = np.broadcast_arrays(a * b, c)
+    total = product + c
+    # The part that the sum lost (two-sum).
+    back = total - product
+    lost = (product - (total - back)) + (c - back)
+    bits = np.atleast_1d(total.view(np.int64)).copy()
+    inexact = np.isfinite(total) & (lost != 0) & (bits & 1 == 0)
+    towards_zero = (lost < 0) == (total > 0)
+    bits[inexact] += np.where(towards_zero, -1, 1)[inexact]
+    return bits.view(np.float64).astype(np.float32).reshape(total.shape)
+
+
+def whole_number(values: Any, low: int, high: int) -> NDArray[np.float64]:
+    """Towards zero, NaN to 0, bounded; exact in float64."""
+    wide = np.asarray(values, np.float64)
+    return np.where(np.isnan(wide), 0.0, np.clip(np.trunc(wide), low, high))
