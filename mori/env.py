@@ -243,7 +243,7 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             False,
             "Compile at import. Kernels are made for the shape of an op: warmup_jit_kernels compiles ahead." + _NEVER,
         ),
-        Variable("MORI_JIT_HIPCC", TEXT, None, "Path of hipcc." + _LATER),
+        Variable("MORI_JIT_HIPCC", TEXT, None, "Path of hipcc."),
         Variable("MORI_JIT_EXTRA_FLAGS", TEXT, None, "Further compiler flags, split as by a shell."),
         Variable("MORI_JIT_VERBOSE", BOOL, False, "Print compiler options and where code came from."),
         Variable("MORI_JIT_KEEP_FAILED", BOOL, False, "Keep the files of a failed compilation."),

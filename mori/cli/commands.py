@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -39,3 +42,29 @@ def demo() -> None:
     """The complete example of the user guide with 8 ranks on CPUs, checked bit for bit and timed."""
     # A process of its own: the ranks are spawned from it and import its main module again, which has to be light.
     raise typer.Exit(subprocess.run([sys.executable, "-m", "mori.demo"], check=False).returncode)
+
+
+@app.command(name="compile")
+def compile_kernels(
+    out: Annotated[Path, typer.Option(help="Folder to fill; MORI_JIT_CACHE_DIR can point at it.")],
+    arch: Annotated[
+        str, typer.Option(help="Archs, separated by commas. Default: all that there are kernels for.")
+    ] = "",
+    world_size: Annotated[int | None, typer.Option(min=1)] = None,
+    experts_per_rank: Annotated[int | None, typer.Option(min=1)] = None,
+    topk: Annotated[int | None, typer.Option(min=1)] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per rank and call.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="Only this kernel; may be repeated.")] = None,
+    compiler: Annotated[str | None, typer.Option(help="Only this compiler of docs/jit.md.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Compilations at a time.")] = os.cpu_count() or 1,
+) -> None:
+    """Compile kernels ahead of time, without a GPU, for ops of the given numbers or of the shapes that are shipped."""
+    from mori.cli.compile import ARCHS_TO_COMPILE, compile_ahead
+
+    archs = arch.replace(" ", "").split(",") if arch else ARCHS_TO_COMPILE
+    numbers = (world_size, experts_per_rank, topk, max_tokens)
+    try:
+        failures = compile_ahead(archs, out, numbers, kernel, compiler, jobs, typer.echo)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
+    raise typer.Exit(1 if failures else 0)

@@ -35,7 +35,7 @@ class _SourcesChanged(Exception):
 
 
 def compile(spec: Spec, *, compiler: str | None = None) -> bytes:
-    """The code object of `spec`: a cubin, complete and with every kernel that the spec names.
+    """The code object of `spec`, a cubin on cuda: complete and with every kernel that the spec names.
 
     A second call with an equal spec is a dictionary lookup, threads that ask at the same time share one compilation,
     and so do processes with a common cache. Sources and the compiler are looked at once per process (`forget` undoes

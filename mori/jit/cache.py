@@ -1,4 +1,4 @@
-"""Compiled device code on disk: `<key>.cubin` beside `<key>.json`, in a folder that only its owner can write.
+"""Compiled device code on disk: `<key>.code` beside `<key>.json`, in a folder that only its owner can write.
 
 * Publication: each file is written under another name, synced and renamed; the JSON file comes last and makes the entry
   exist. So a reader sees no half entry, after a crash of the machine either.
@@ -25,9 +25,9 @@ from mori import env
 from mori.jit.errors import CacheWarning
 
 DEFAULT_FOLDER = "~/.cache/mori"
-_BINARY, _META, _LOCK, _TEMPORARY = ".cubin", ".json", ".lock", ".tmp"
+_BINARY, _META, _LOCK, _TEMPORARY = ".code", ".json", ".lock", ".tmp"
 _ABANDONED_AFTER_S = 3600
-_OURS = re.compile(r"\.?[0-9a-f]{64}-[0-9a-f]{32}(\.cubin|\.json|\.lock|\.\w+\.tmp)")
+_OURS = re.compile(r"\.?[0-9a-f]{64}-[0-9a-f]{32}(\.code|\.json|\.lock|\.\w+\.tmp)")
 _warned: set[str] = set()
 
 

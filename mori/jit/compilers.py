@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mori.jit import elf, nvcc, nvrtc
+from mori.jit import elf, hip_clang, hiprtc, nvcc, nvrtc
 from mori.jit.errors import CompilerNotFound
 from mori.jit.toolchain import Compiler, Unavailable
 
@@ -30,6 +30,9 @@ COMPILERS = [
         "a torch with CUDA, or the package nvidia-cuda-nvrtc (CUDA 13) or nvidia-cuda-nvrtc-cu12",
     ),
     Row("nvcc", "cuda", nvcc.find, elf.cuda_kernels, "a CUDA toolkit of release 12 or later, and set CUDA_HOME"),
+    Row("hiprtc", "hip", hiprtc.find, elf.amd_kernels, "ROCm, or a torch with ROCm"),
+    Row("hipcc", "hip", hip_clang.find_hipcc, elf.amd_kernels, "ROCm, and set ROCM_PATH"),
+    Row("ziglang", "hip", hip_clang.find_ziglang, elf.amd_kernels, "the package ziglang, which needs no ROCm"),
 ]
 
 

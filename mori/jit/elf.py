@@ -7,12 +7,25 @@ from collections.abc import Iterator
 
 _SYMBOL_TABLE = 2
 _FUNCTION = 2
+_OBJECT = 1
 _CUDA_ENTRY = 0x10  # in st_other: can be launched, as opposed to a device function that was not inlined
+_AMD_MACHINE = 224
+_AMD_DESCRIPTOR = ".kd"  # behind a kernel's name: the record that a launch starts from
 
 
 def cuda_kernels(binary: bytes) -> set[str]:
     """Symbol names of the kernels in a cubin. ValueError if it is none."""
     return {name for name, kind, other in _symbols(binary) if kind == _FUNCTION and other & _CUDA_ENTRY}
+
+
+def amd_kernels(binary: bytes) -> set[str]:
+    """Names of the kernels in a code object for AMD GPUs. ValueError if it is none."""
+    symbols = list(_symbols(binary))
+    (machine,) = struct.unpack_from("<H", binary, 0x12)
+    if machine != _AMD_MACHINE:
+        raise ValueError(f"no code object for AMD GPUs: an ELF object for machine {machine}")
+    described = (name for name, kind, _ in symbols if kind == _OBJECT and name.endswith(_AMD_DESCRIPTOR))
+    return {name[: -len(_AMD_DESCRIPTOR)] for name in described}
 
 
 def _symbols(binary: bytes) -> Iterator[tuple[str, int, int]]:

@@ -1,4 +1,4 @@
-"""NVRTC, NVIDIA's compiler as a library, through ctypes: no CUDA toolkit is needed, torch's CUDA wheels bring it."""
+"""NVRTC, NVIDIA's compiler as a library: no CUDA toolkit is needed, torch's CUDA wheels bring it."""
 
 from __future__ import annotations
 
@@ -13,75 +13,35 @@ from pathlib import Path
 
 from mori.jit.errors import CompileError
 from mori.jit.job import Job
+from mori.jit.runtime_compiler import RuntimeCompiler
 from mori.jit.toolchain import Unavailable, cuda_options, include_options
 
 _MAJORS = (13, 12)  # those that can make cubins of sm_90 from C++20
-# NVRTC looks for quoted headers in the folder of the program's name, for a bare name the current directory, whose
-# contents are in no cache key. So text gets a name in a folder that cannot exist.
+# Text gets a name in a folder that cannot exist: for a bare name quoted headers would be looked for in the current
+# directory, whose contents are in no cache key.
 _NOWHERE = Path("/dev/null/mori-jit")
 
 
-class Nvrtc:
-    """One loaded library."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        library.nvrtcGetErrorString.restype = ctypes.c_char_p
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-        self.version = major.value, minor.value
-        self.path = _path_of(library)
-        # The version that it reports stops short of the patch level; the size of the file tells those apart.
-        self.identity = f"nvrtc {major.value}.{minor.value} ({os.path.getsize(self.path)} bytes)"
+class Nvrtc(RuntimeCompiler):
+    prefix, product = "nvrtc", "CUBIN"
 
     @functools.cached_property
     def archs(self) -> tuple[int, ...]:
         """Numbers of the archs that it can compile for, 90 for sm_90."""
         count = ctypes.c_int()
-        self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+        self._call("GetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
-        self._check(self._library.nvrtcGetSupportedArchs(numbers), "nvrtcGetSupportedArchs")
+        self._call("GetSupportedArchs", numbers)
         return tuple(numbers)
 
     def options(self, job: Job) -> list[str]:
         return cuda_options(job, self.version)
 
-    def compile(self, job: Job) -> bytes:
-        program = ctypes.c_void_p()
-        name = job.path or _NOWHERE / f"{job.spec.name}.cu"
-        text, label = job.text.encode(), os.fsencode(name)
-        created = self._library.nvrtcCreateProgram(ctypes.byref(program), text, label, 0, None, None)
-        self._check(created, "nvrtcCreateProgram")
-        try:
-            options = [*self.options(job), *include_options(job)]
-            encoded = (ctypes.c_char_p * len(options))(*map(os.fsencode, options))
-            status = self._library.nvrtcCompileProgram(program, len(options), encoded)
-            if status:
-                log = self._fetch("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
-                raise CompileError(
-                    f"{self.identity} cannot compile {job.source_name} for {job.arch}: {self._meaning(status)}",
-                    source_name=job.source_name,
-                    compiler=self.identity,
-                    command=options,
-                    log=log,
-                )
-            return self._fetch("CUBIN", program)
-        finally:
-            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+    def includes(self, job: Job) -> list[str]:
+        return include_options(job)
 
-    def _fetch(self, what: str, program: ctypes.c_void_p) -> bytes:
-        size = ctypes.c_size_t()
-        self._check(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), f"nvrtcGet{what}Size")
-        buffer = ctypes.create_string_buffer(size.value)
-        self._check(getattr(self._library, f"nvrtcGet{what}")(program, buffer), f"nvrtcGet{what}")
-        return buffer.raw
-
-    def _meaning(self, status: int) -> str:
-        return self._library.nvrtcGetErrorString(status).decode()
-
-    def _check(self, status: int, call: str) -> None:
-        if status:
-            raise CompileError(f"{call} failed: {self._meaning(status)}", compiler="nvrtc")
+    def name_of(self, job: Job) -> Path:
+        return job.path or _NOWHERE / f"{job.spec.name}.cu"
 
 
 def find(arch: str) -> Nvrtc:
@@ -133,14 +93,3 @@ def torch_cuda_major() -> int | None:
         match = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)", text, flags=re.MULTILINE)
         release = match[1] if match else ""
     return int(release.split(".")[0]) if release else None
-
-
-def _path_of(library: ctypes.CDLL) -> str:
-    """The file that the library was loaded from, which a bare name does not tell."""
-    address = ctypes.cast(library.nvrtcVersion, ctypes.c_void_p).value or 0
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        for line in maps:
-            low, high = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
-            if low <= address < high:
-                return line.split(maxsplit=5)[5].rstrip("\n")
-    raise OSError("the loaded libnvrtc is backed by no file")

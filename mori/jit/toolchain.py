@@ -1,4 +1,4 @@
-"""What a compiler is to the rest of this package, and what all compilers of CUDA code are told."""
+"""What a compiler is to the rest of this package, and what all compilers of a target are told."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ if TYPE_CHECKING:
 # Results are bitwise those of the host: a product and a sum are rounded apart, divisions and roots by IEEE 754,
 # denormals stay. Most are the compilers' defaults; said here so that they hold whatever a default becomes.
 EXACT_ARITHMETIC = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+EXACT_ARITHMETIC_HIP = (
+    "-ffp-contract=off",
+    "-fno-fast-math",
+    "-fno-gpu-flush-denormals-to-zero",
+    "-fhip-fp32-correctly-rounded-divide-sqrt",
+)
+# Kernels read the size of their grid where this version has it.
+CODE_OBJECT_VERSION = "-mcode-object-version=5"
 
 
 class Unavailable(Exception):
@@ -31,6 +39,11 @@ class Compiler(Protocol):
 def cuda_options(job: Job, version: tuple[int, int]) -> list[str]:
     standard = "c++20" if version >= (12, 0) else "c++17"
     fixed = [f"--gpu-architecture={job.arch}", f"-std={standard}", *EXACT_ARITHMETIC]
+    return [*fixed, *job.spec.definitions, *job.flags]
+
+
+def hip_options(job: Job) -> list[str]:
+    fixed = [f"--offload-arch={job.arch}", "-std=c++20", "-O3", *EXACT_ARITHMETIC_HIP, CODE_OBJECT_VERSION]
     return [*fixed, *job.spec.definitions, *job.flags]
 
 

@@ -52,16 +52,16 @@ def compiled_anew(times: int) -> set[bytes]:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "binary cut": lambda f: os.truncate(file_of(f, ".cubin"), 5),
-    "binary empty": lambda f: os.truncate(file_of(f, ".cubin"), 0),
-    "binary altered": lambda f: flip(file_of(f, ".cubin")),
-    "binary longer": lambda f: file_of(f, ".cubin").write_bytes(CODE + b"!"),
-    "binary gone": lambda f: file_of(f, ".cubin").unlink(),
-    "binary is a folder": lambda f: replaced(file_of(f, ".cubin"), Path.mkdir),
+    "binary cut": lambda f: os.truncate(file_of(f, ".code"), 5),
+    "binary empty": lambda f: os.truncate(file_of(f, ".code"), 0),
+    "binary altered": lambda f: flip(file_of(f, ".code")),
+    "binary longer": lambda f: file_of(f, ".code").write_bytes(CODE + b"!"),
+    "binary gone": lambda f: file_of(f, ".code").unlink(),
+    "binary is a folder": lambda f: replaced(file_of(f, ".code"), Path.mkdir),
     "binary is a link": lambda f: replaced(
-        file_of(f, ".cubin"), lambda path: ((f / "real").write_bytes(CODE), path.symlink_to(f / "real"))
+        file_of(f, ".code"), lambda path: ((f / "real").write_bytes(CODE), path.symlink_to(f / "real"))
     ),
-    "binary is a pipe": lambda f: replaced(file_of(f, ".cubin"), os.mkfifo),
+    "binary is a pipe": lambda f: replaced(file_of(f, ".code"), os.mkfifo),
     "meta gone": lambda f: file_of(f, ".json").unlink(),
     "meta cut": lambda f: os.truncate(file_of(f, ".json"), 20),
     "meta no text": lambda f: file_of(f, ".json").write_bytes(b"\xff\xfe"),
@@ -88,7 +88,7 @@ def test_an_unsound_entry_is_compiled_anew(damage: str, fake: FakeCompiler, cach
 
 
 @as_root
-@pytest.mark.parametrize("suffix", [".cubin", ".json"])
+@pytest.mark.parametrize("suffix", [".code", ".json"])
 def test_files_of_another_user_are_not_believed(suffix: str, fake: FakeCompiler, cache_folder: Path) -> None:
     jit.compile(ADD)
     os.chown(file_of(cache_folder, suffix), 65534, 65534)
@@ -106,7 +106,7 @@ def test_the_folder_and_its_files_are_private(fake: FakeCompiler, cache_folder: 
         os.umask(previous)
     assert stat.S_IMODE(cache_folder.stat().st_mode) == 0o700
     files = list(cache_folder.iterdir())
-    assert sorted(file.suffix for file in files) == [".cubin", ".json"]
+    assert sorted(file.suffix for file in files) == [".code", ".json"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
@@ -170,7 +170,7 @@ def test_a_crash_between_the_two_files_leaves_no_entry(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "rename", once)
         jit.compile(ADD)
-    assert [path.suffix for path in renamed] == [".cubin"]
+    assert [path.suffix for path in renamed] == [".code"]
     assert jit.compile(ADD) == CODE
     assert fake.calls == 2
 

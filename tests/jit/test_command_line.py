@@ -34,7 +34,7 @@ def test_entries_are_listed_and_cleared(fake: FakeCompiler, cache_folder: Path) 
     assert len(lines) == 2
     (add,) = [line for line in lines if "  add  sm_100  20  " in line]
     assert add.endswith("Z  fake 1.0")
-    for binary in cache_folder.glob(f"{add[:12]}*.cubin"):
+    for binary in cache_folder.glob(f"{add[:12]}*.code"):
         os.truncate(binary, 0)
     assert f"{add[:12]}  damaged; it will be compiled anew" in run("list").splitlines()
     assert run("clear") == "removed 2 entries\n"

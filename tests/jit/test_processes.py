@@ -88,7 +88,7 @@ def test_eight_processes_and_an_empty_cache_compile_once(scene: Scene) -> None:
             asking(process)
     assert [outcome(process) for process in processes] == [(OUTCOME, "")] * 8
     assert len(scene.calls()) == 1
-    assert sorted(file.suffix for file in scene.cache.iterdir()) == [".cubin", ".json"]
+    assert sorted(file.suffix for file in scene.cache.iterdir()) == [".code", ".json"]
 
 
 def test_a_killed_compilation_is_taken_over(scene: Scene) -> None:
