@@ -49,9 +49,9 @@ class HipClang:
         return [*_ONE_CODE_OBJECT, *self._fixed, *hip_options(job)]
 
     def compile(self, job: Job) -> bytes:
-        return compile_by_program(job, self.identity, functools.partial(self._command, job))
+        return compile_by_program(job, self.identity, functools.partial(self.command, job))
 
-    def _command(self, job: Job, source: Path, output: Path, folder: Path) -> list[str]:
+    def command(self, job: Job, source: Path, output: Path, folder: Path) -> list[str]:
         return [*self.program, *self.options(job), *include_options(job), "-o", str(output), str(source)]
 
 
@@ -59,12 +59,12 @@ class ZigClang(HipClang):
     def __init__(self, zig: str) -> None:
         super().__init__((zig, "clang"), f"ziglang {output_of(zig, 'version').strip()}", _WITHOUT_ROCM)
 
-    def _command(self, job: Job, source: Path, output: Path, folder: Path) -> list[str]:
+    def command(self, job: Job, source: Path, output: Path, folder: Path) -> list[str]:
         # clang calls its linker by the name lld and tells it which of its kinds to be; here that kind is a word to zig.
         linker = folder / "lld"
         linker.write_text(f'#!/bin/sh\n[ "$1" = -flavor ] && shift 2\nexec "{self.program[0]}" ld.lld "$@"\n')
         linker.chmod(0o700)
-        return [*super()._command(job, source, output, folder), f"-B{folder}"]
+        return [*super().command(job, source, output, folder), f"-B{folder}"]
 
 
 def find_hipcc(arch: str) -> HipClang:
