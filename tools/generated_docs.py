@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # tables of the tests
 
 import mori.errors  # noqa: E402
 from mori import env  # noqa: E402
+from mori.archs import ARCHS  # noqa: E402
 from mori.demo import adapt  # noqa: E402
 from tests.clients import table as clients  # noqa: E402
 
@@ -53,12 +54,26 @@ def errors() -> str:
     return "\n".join(lines)
 
 
+def archs() -> str:
+    """The rows of mori.archs that AMD GPUs have."""
+    lines = [
+        "| arch | lanes of a wave | fp8 that is added up | fp4 that is added up | scratch memory of a block |",
+        "|---|---|---|---|---|",
+    ]
+    for arch in ARCHS.values():
+        if arch.target == "hip":
+            fp8, kib = ", ".join(sorted(arch.fp8)), (arch.block_memory_bytes or 0) >> 10
+            lines.append(f"| {arch.name} | {arch.lanes} | {fp8} | {arch.fp4 or 'none'} | {kib} KiB |")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "build options": build_options,
     "guide example": guide_example_text,
     "guide example on CPUs": guide_example_diff,
     "errors": errors,
     "clients": clients.markdown,
+    "archs": archs,
 }
 
 

@@ -102,7 +102,7 @@ def memory_instructions(program: Program, kernel: str) -> list[str]:
         if one.mnemonic.startswith("s_wait"):
             found.append(re.sub(r" lgkmcnt\(\d+\)", "", one.text))
         else:
-            modifiers = (f"{key}:{value}" if value else key for key, value in one.modifiers.items() if key not in ADDRESS)
+            modifiers = [":".join(filter(None, pair)) for pair in one.modifiers.items() if pair[0] not in ADDRESS]
             found.append(" ".join([one.mnemonic, *modifiers]))
     raise AssertionError(f"{kernel} does not end")
 
