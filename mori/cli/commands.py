@@ -47,24 +47,21 @@ def demo() -> None:
 @app.command(name="compile")
 def compile_kernels(
     out: Annotated[Path, typer.Option(help="Folder to fill; MORI_JIT_CACHE_DIR can point at it.")],
-    arch: Annotated[
-        str, typer.Option(help="Archs, separated by commas. Default: all that there are kernels for.")
-    ] = "",
-    world_size: Annotated[int | None, typer.Option(min=1)] = None,
-    experts_per_rank: Annotated[int | None, typer.Option(min=1)] = None,
-    topk: Annotated[int | None, typer.Option(min=1)] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per rank and call.")] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="Only this kernel; may be repeated.")] = None,
+    arch: Annotated[str, typer.Option(help="Archs, separated by commas. Default: all that have kernels.")] = "",
+    config: Annotated[
+        list[str] | None,
+        typer.Option(help="An op: fields of EpDispatchCombineConfig, as world_size=8,hidden_dim=7168,...; repeatable."),
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="Only this kernel; repeatable.")] = None,
     compiler: Annotated[str | None, typer.Option(help="Only this compiler of docs/jit.md.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Compilations at a time.")] = os.cpu_count() or 1,
 ) -> None:
-    """Compile kernels ahead of time, without a GPU, for ops of the given numbers or of the shapes that are shipped."""
+    """Compile kernels ahead of time, without a GPU, for ops of these configs or of the ones that are shipped."""
     from mori.cli.compile import ARCHS_TO_COMPILE, compile_ahead
 
     archs = arch.replace(" ", "").split(",") if arch else ARCHS_TO_COMPILE
-    numbers = (world_size, experts_per_rank, topk, max_tokens)
     try:
-        failures = compile_ahead(archs, out, numbers, kernel, compiler, jobs, typer.echo)
-    except ValueError as problem:
+        failures = compile_ahead(archs, out, config or (), kernel or [], compiler, jobs, typer.echo)
+    except (TypeError, ValueError, NotImplementedError) as problem:
         raise typer.BadParameter(str(problem)) from None
     raise typer.Exit(1 if failures else 0)

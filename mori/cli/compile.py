@@ -19,28 +19,26 @@ ARCHS_TO_COMPILE = tuple(arch.name for arch in ARCHS.values() if arch.target != 
 def compile_ahead(
     arch_names: Iterable[str],
     out: Path,
-    numbers: tuple[int | None, ...],
-    kernels: list[str] | None,
+    configs: Iterable[str],
+    kernels: list[str],
     compiler: str | None,
     jobs: int,
     say: Callable[[str], object],
 ) -> int:
     """Fills `out` like a cache; returns the number of kernels that could not be compiled.
 
-    `numbers` are world size, experts per rank, top-k and most tokens; all None for the shapes that are shipped.
-    ValueError for numbers, kernels or archs that make no sense, and where MORI_JIT_ARCH is set.
+    `configs` as in `ahead_of_time.parse_config`; none for those that are shipped. ValueError for configs, kernels or
+    archs that make no sense, and where MORI_JIT_ARCH is set.
     """
     from mori.ops import ahead_of_time
 
     if env.get("MORI_JIT_ARCH"):
         raise ValueError(f"MORI_JIT_ARCH={env.get('MORI_JIT_ARCH')} would stand for every arch of --arch: unset it")
-    given = [number for number in numbers if number is not None]
-    if len(given) not in (0, len(numbers)):
-        raise ValueError("--world-size, --experts-per-rank, --topk and --max-tokens belong together: give all or none")
-    shapes = ahead_of_time.shapes(*given) if given else ahead_of_time.SHIPPED
-    wanted = {name: ahead_of_time.specs(shapes, name, kernels) for name in arch_names}
-    names = kernels or ahead_of_time.kernel_names()
-
+    parsed = [ahead_of_time.parse_config(text) for text in configs or ahead_of_time.SHIPPED]
+    wanted = {
+        arch: list(dict.fromkeys(spec for config in parsed for spec in ahead_of_time.specs(config, arch, kernels)))
+        for arch in arch_names
+    }
     env.put("MORI_JIT_CACHE_DIR", str(out.absolute()))
     begin_s = time.monotonic()
     failed: Counter[str] = Counter()
@@ -50,10 +48,8 @@ def compile_ahead(
             failed[spec.arch] += 1
             say(f"{spec.arch} {spec.name}: {error}")
     for arch, specs in wanted.items():
-        made = {spec.name.removeprefix("ep_") for spec in specs}
-        left_out = [name for name in names if name not in made]
-        note = f"; not for this arch: {', '.join(left_out)}" if left_out else ""
-        say(f"{arch}: {len(specs) - failed[arch]} of {len(specs)} code objects of {len(made)} kernels{note}")
+        different = len({spec.name for spec in specs})
+        say(f"{arch}: {len(specs) - failed[arch]} of {len(specs)} code objects, {different} different kernels")
     _let_everybody_read(out)
     say(f"{len(everything) - failed.total()} code objects in {out} after {time.monotonic() - begin_s:.0f} s")
     return failed.total()

@@ -5,29 +5,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mori import archs, env, jit
+
+if TYPE_CHECKING:
+    from .engine import EpShape
 
 _SOURCES = {"cuda": Path("runtime/cuda_kernels.cu"), "hip": Path("runtime/hip_kernels.hip")}
 
 
-class Fixed(Protocol):
-    """What of an op's shape is a constant in its kernels."""
-
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def topk(self) -> int: ...
-    @property
-    def experts_per_rank(self) -> int: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def may_stage(self) -> bool: ...
-
-
-def spec(name: str, shape: Fixed, arch: str, traced: bool = False) -> jit.Spec:
+def spec(name: str, shape: EpShape, arch: str, traced: bool = False) -> jit.Spec:
     """What to compile for the kernel of that name. `traced`: with the code that records traces and delays tests."""
     target = archs.find(arch).target
     return jit.Spec(
@@ -44,7 +32,7 @@ def spec(name: str, shape: Fixed, arch: str, traced: bool = False) -> jit.Spec:
     )
 
 
-def kernel(name: str, shape: Fixed, arch: str) -> bytes:
+def kernel(name: str, shape: EpShape, arch: str) -> bytes:
     """A code object. Errors of mori.jit; see docs/jit.md."""
     return jit.compile(spec(name, shape, arch, traced=is_traced()))
 
