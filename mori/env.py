@@ -176,7 +176,7 @@ AREAS: dict[str, tuple[Variable, ...]] = {
             "MORI_SHMEM_HEAP_TYPE",
             choice("uncached", "normal"),
             "uncached",
-            "Caching of device memory; AMD GPUs only." + _LATER,
+            "Caching of device memory on AMD GPUs, which is always off." + _NEVER,
         ),
         Variable("MORI_SHMEM_VMM_CHUNK_SIZE", BYTES, None, "Growth step of the heap." + _NEVER),
     ),

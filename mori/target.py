@@ -6,10 +6,11 @@ kernels: host kernels run one lane per thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mori import env
+from mori import archs, env
 
 if TYPE_CHECKING:
     import torch
@@ -38,41 +39,62 @@ class Target:
 TARGETS = {
     "host": Target(name="host", arch="host", device_type="cpu", contract_wave=64),
     "cuda": Target(name="cuda", arch="sm_90", device_type="cuda", contract_wave=32),
+    "hip": Target(name="hip", arch="gfx942", device_type="cuda", contract_wave=64),  # "cuda" is torch's word here too
 }
 
 
 def current() -> Target:
-    """The target of this process: MORI_TARGET, else "cuda" where torch is built with CUDA and sees a GPU, else "host".
+    """The target of this process: MORI_TARGET, else "cuda" or "hip" where torch is built for it and sees a GPU, else
+    "host".
 
-    On cuda, `arch` is that of the calling thread's current GPU. MORI_WAVE_SIZE replaces the contract wave. May import
-    torch. RuntimeError: cuda cannot be used here; NotImplementedError: a target that this version does not have, or a
-    GPU older than sm_90. ValueError if either variable is malformed.
+    On GPU targets `arch` is that of the calling thread's current GPU. MORI_WAVE_SIZE replaces the contract wave. May
+    import torch. RuntimeError: the target cannot be used here; NotImplementedError: a GPU without kernels for it.
+    ValueError if either variable is malformed.
     """
     chosen = env.get("MORI_TARGET")
-    name = chosen or ("cuda" if _missing_for_cuda() is None else "host")
-    if name not in TARGETS:
-        raise NotImplementedError(
-            f"MORI_TARGET={name} is not there yet: this version has {', '.join(TARGETS)}. "
-            "Unset MORI_TARGET or set it to one of these"
-        )
+    name = chosen or next((name for name, flavour in _FLAVOURS.items() if _missing(flavour) is None), "host")
     found = TARGETS[name]
     if found.is_device:
-        missing = _missing_for_cuda()
+        missing = _missing(_FLAVOURS[name])
         if missing:
-            raise RuntimeError(f"MORI_TARGET=cuda, but {missing}. Unset MORI_TARGET, or set it to host to run on CPUs")
-        found = replace(found, arch=_cuda_arch())
+            raise RuntimeError(
+                f"MORI_TARGET={name}, but {missing}. Unset MORI_TARGET, or set it to host to run on CPUs"
+            )
+        arch = _FLAVOURS[name].arch()
+        found = replace(found, arch=arch, contract_wave=archs.find(arch).contract_wave)
     return replace(found, contract_wave=env.get("MORI_WAVE_SIZE") or found.contract_wave)
 
 
-def _missing_for_cuda() -> str | None:
-    """What stands in the way of the cuda target; None if nothing does."""
+class _Flavour(NamedTuple):
+    """What torch has to be like for a GPU target. `arch()` of the current GPU; NotImplementedError for others."""
+
+    release: Callable[[], str | None]
+    toolkit: str
+    variable: str
+    arch: Callable[[], str]
+
+
+def _missing(flavour: _Flavour) -> str | None:
+    """What stands in the way of a GPU target; None if nothing does."""
     import torch
 
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
+    if flavour.release() is None:
+        return f"torch {torch.__version__} is built without {flavour.toolkit}"
     if not torch.cuda.is_available():
-        return f"torch {torch.__version__} sees no GPU (driver, container, CUDA_VISIBLE_DEVICES)"
+        return f"torch {torch.__version__} sees no GPU (driver, container, {flavour.variable})"
     return None
+
+
+def _cuda_release() -> str | None:
+    import torch
+
+    return torch.version.cuda
+
+
+def _hip_release() -> str | None:
+    import torch
+
+    return torch.version.hip
 
 
 def _cuda_arch() -> str:
@@ -85,3 +107,23 @@ def _cuda_arch() -> str:
             f"{major}.{minor}; the cuda target needs 9.0 or later. MORI_TARGET=host runs on CPUs"
         )
     return f"sm_{major}{minor}"
+
+
+def _hip_arch() -> str:
+    import torch
+
+    device = torch.cuda.current_device()
+    arch = str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]  # features follow
+    known = [name for name, row in archs.ARCHS.items() if row.target == "hip"]
+    if arch not in known:
+        raise NotImplementedError(
+            f"GPU {device} ({torch.cuda.get_device_name()}) is {arch}; the hip target has kernels for "
+            f"{', '.join(known)}. MORI_TARGET=host runs on CPUs"
+        )
+    return arch
+
+
+_FLAVOURS = {
+    "cuda": _Flavour(_cuda_release, "CUDA", "CUDA_VISIBLE_DEVICES", _cuda_arch),
+    "hip": _Flavour(_hip_release, "ROCm", "HIP_VISIBLE_DEVICES", _hip_arch),
+}

@@ -43,15 +43,15 @@ def from_gpu_ptr(ptr: int, shape: Sequence[int], dtype: torch.dtype, framework: 
         raise ValueError(f"framework {framework!r} is not supported: mori makes torch tensors only")
     shape = tuple(shape)
     nbytes = math.prod(shape) * dtype.itemsize
-    device_type = target.current().device_type
+    here = target.current()
     if nbytes == 0:
-        return torch.empty(shape, dtype=dtype, device=device_type)
+        return torch.empty(shape, dtype=dtype, device=here.device_type)
     if not ptr:
         raise ValueError(f"null pointer for a tensor of shape {shape}")
-    if device_type == "cuda":
+    if here.is_device:
         from mori import _core
 
-        raw = torch.utils.dlpack.from_dlpack(_core.cuda_memory(ptr, nbytes, torch.cuda.current_device()))
+        raw = torch.utils.dlpack.from_dlpack(_core.gpu_memory(here.name, ptr, nbytes, torch.cuda.current_device()))
         return raw.view(dtype).view(shape)
     memory = (ctypes.c_uint8 * nbytes).from_address(ptr)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
@@ -59,7 +59,7 @@ def from_gpu_ptr(ptr: int, shape: Sequence[int], dtype: torch.dtype, framework: 
 
 def on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
     """Within it torch works on the stream of that handle (0: the default one); no effect on CPUs."""
-    if target.current().device_type != "cuda":
+    if not target.current().is_device:
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream())
 

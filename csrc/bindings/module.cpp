@@ -7,9 +7,9 @@
 #include "../cco/communicator.hpp"
 #include "../ops/ep_plan.hpp"
 #include "../runtime/host_variant.hpp"
-#include "cuda.hpp"
 #include "describe.hpp"
 #include "dlpack.hpp"
+#include "gpu.hpp"
 #include "hot_calls.hpp"
 
 namespace py = pybind11;
@@ -96,8 +96,8 @@ py::tuple state_tuple(const EpPlan& plan, u64 stream) {
 void bind_memory(py::module_& module) {
   py::class_<SymmetricMemory, std::shared_ptr<SymmetricMemory>>(module, "SymmetricMemory")
       .def_static("create_host", &make_host_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes_per_rank"))
-      .def_static("create_cuda", &make_cuda_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes_per_rank"),
-                  py::arg("ordinal"), py::arg("handle_type"))
+      .def_static("create_gpu", &make_gpu_memory, py::arg("api"), py::arg("rank"), py::arg("world_size"),
+                  py::arg("bytes_per_rank"), py::arg("ordinal"), py::arg("handle_type"))
       .def("extend", &SymmetricMemory::extend, py::arg("end"), Unlocked())
       .def("drop_chunks", &SymmetricMemory::drop_chunks, py::arg("count"), Unlocked())
       .def("export_chunk", &SymmetricMemory::export_chunk, py::arg("chunk"))
@@ -159,7 +159,7 @@ void bind_plan(py::module_& module) {
             return make_host_launcher({isa, threads, spin_ns});
           },
           py::arg("isa"), py::arg("threads"), py::arg("spin_ns"))
-      .def_static("cuda", &make_cuda_launcher, py::arg("ordinal"), py::arg("shape"), Unlocked());
+      .def_static("gpu", &make_gpu_launcher, py::arg("api"), py::arg("ordinal"), py::arg("shape"), Unlocked());
 
   py::class_<CallExtras>(module, "CallExtras")
       .def(py::init(
@@ -215,7 +215,7 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_communicator(module);
   bind_plan(module);
-  bind_cuda(module);
+  bind_gpu(module);
   bind_describe(module);
   module.def("host_variant", [](const std::string& name) { return mori_host::select_variant(name.c_str()).name; });
 #define MORI_KERNEL_NAME(name, ...) kernels.append(#name);

@@ -24,7 +24,7 @@ Communicator::Communicator(std::shared_ptr<SymmetricMemory> memory, std::shared_
   for (u32 rank = 0; rank < world; ++rank) own()->live[rank / 64] |= 1ull << (rank % 64);
   if (!on_device()) return;
   memory_->write(0, own(), sizeof(CommControl));
-  twin_ = map_page_cuda(own(), memory_->place().device_id);
+  twin_ = memory_->map_page(own());
 }
 
 Communicator::~Communicator() { close(); }

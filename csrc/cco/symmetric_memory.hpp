@@ -3,8 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "../layout/comm_control.hpp"
+#include "../runtime/gpu_driver.hpp"
 
 namespace mori {
 
@@ -14,7 +16,14 @@ struct Place {
   int device_id;
 };
 constexpr Place host_place{1, 0};
-constexpr int cuda_device_type = 2;
+Place place_of(gpu::Api api, int ordinal);
+
+// A page of the host's that the device of a memory may touch too, for as long as this object lives.
+class MappedPage {
+ public:
+  virtual ~MappedPage() = default;
+  virtual CommControl* device_address() const = 0;
+};
 
 // Memory exists in chunks: chunk i has the same bounds in every slice. All host memory is chunk 0. A GPU's memory grows
 // by chunks; each rank extends its own slice, hands a descriptor of the new chunk to the peers and maps theirs.
@@ -42,26 +51,19 @@ class SymmetricMemory {
   virtual void write(u64 offset, const void* from, u64 bytes, u64 stream = 0) = 0;
   virtual void zero(u64 offset, u64 bytes, u64 stream = 0) = 0;
   virtual void synchronize() {}  // returns when the device has done all that it was given
+  virtual std::unique_ptr<MappedPage> map_page(CommControl*) const { return nullptr; }  // for the device of this memory
 
  protected:
   Symmetric symmetric_;
-};
-
-// A page of the host's that the device of a memory may touch too, for as long as this object lives.
-class MappedPage {
- public:
-  virtual ~MappedPage() = default;
-  virtual CommControl* device_address() const = 0;
 };
 
 // Host memory: a sparse memfd per rank. No name in any file system, so nothing is left when a process dies;
 // pages exist once they are touched.
 std::shared_ptr<SymmetricMemory> make_host_memory(u32 rank, u32 world_size, u64 bytes_per_rank);
 
-// Memory of GPU `ordinal`. Chunks are shared as handles of type `handle_type` (cuda_abi.hpp).
-std::shared_ptr<SymmetricMemory> make_cuda_memory(u32 rank, u32 world_size, u64 bytes_per_rank, int ordinal,
-                                                  int handle_type);
-std::unique_ptr<MappedPage> map_page_cuda(CommControl* page, int ordinal);
+// Memory of GPU `ordinal` of "cuda" or "hip". Chunks are shared as handles of type `handle_type` (gpu_abi.hpp).
+std::shared_ptr<SymmetricMemory> make_gpu_memory(const std::string& api, u32 rank, u32 world_size, u64 bytes_per_rank,
+                                                 int ordinal, int handle_type);
 
 // A block of the own slice. Views of it keep the block, and with it the mapping, alive.
 struct MemoryBlock {

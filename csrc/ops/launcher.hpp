@@ -15,7 +15,7 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
 
-  // Makes a kernel ready to run, from a cubin on a GPU. A kernel is loaded before it is first run, also while the
+  // Makes a kernel ready to run, from a code object on a GPU. A kernel is loaded before it is first run, also while the
   // calling thread captures a graph.
   virtual void load(KernelId kernel, const std::string& code) = 0;
   // Whether a call has ended when run() returns.
@@ -37,7 +37,8 @@ struct HostOptions {
 };
 std::shared_ptr<Launcher> make_host_launcher(const HostOptions& options);
 
-std::shared_ptr<Launcher> make_cuda_launcher(int ordinal, const EpShape& shape);
+// For GPU `ordinal` of "cuda" or "hip".
+std::shared_ptr<Launcher> make_gpu_launcher(const std::string& api, int ordinal, const EpShape& shape);
 
 // Scratch memory that a block of so many warps needs.
 u64 scratch_bytes(KernelId kernel, const EpShape& shape, u32 warps);

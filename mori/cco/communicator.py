@@ -21,6 +21,7 @@ from mori.cco.faults import communicator_error, peer_left
 from mori.cco.resources import AllocatedMemory, CCOResource, RegisteredWindow
 from mori.cco.unique_id import UniqueId, get_unique_id
 from mori.errors import BootstrapError, ConfigMismatch, HeapExhausted, MoriError, PeerLost
+from mori.target import Target
 
 _FIRST_OFFSET = 2 << 20  # the control block lies before it
 _PAGE = 4096
@@ -42,11 +43,13 @@ class Communicator:
         memory: _core.SymmetricMemory,
         control: _core.SymmetricMemory,
         capacity: int,
+        here: Target,
         device: torch.device,
     ) -> None:
         self._rendezvous = rendezvous
         self._memory = memory
         self._control = control  # host memory of the control blocks: the memory itself on the host target
+        self._target = here
         self._device = device
         self._native = _core.Communicator(memory, control)
         self._mapped_chunks = 0  # of every peer's memory
@@ -82,19 +85,19 @@ class Communicator:
         timeout_s = env.get("MORI_BOOTSTRAP_TIMEOUT")
         here = target.current()
         device = devices.bind(here)
-        hello = {"target": here.name, "arch": here.arch, **devices.hello(device)}
+        hello = {"target": here.name, "arch": here.arch, **devices.hello(here, device)}
         with contextlib.ExitStack() as undo:
             rendezvous = Rendezvous.join(unique_id, rank, nranks, hello, timeout_s)
             undo.callback(rendezvous.close)
             _refuse_several_nodes(rendezvous)
             _agree(rendezvous.allgather({"per_rank_vmm": per_rank_vmm}, "communicator", timeout_s), "communicator")
-            devices.check_pairs(rendezvous, device, timeout_s)
+            devices.check_pairs(rendezvous, here, device, timeout_s)
 
             def create() -> Communicator:
-                memory = control = _create(device, rank, nranks, per_rank_vmm + _FIRST_OFFSET)
+                memory = control = _create(here, device, rank, nranks, per_rank_vmm + _FIRST_OFFSET)
                 if here.is_device:
                     control = _core.SymmetricMemory.create_host(rank, nranks, _core.COMM_CONTROL_BYTES)
-                return cls(rendezvous, memory, control, per_rank_vmm, device)
+                return cls(rendezvous, memory, control, per_rank_vmm, here, device)
 
             comm = growth.together(rendezvous, "symmetric memory", timeout_s, create)
             undo.callback(comm._abandon)
@@ -135,6 +138,11 @@ class Communicator:
     def device(self) -> torch.device:
         """Where the symmetric memory is."""
         return self._device
+
+    @property
+    def target(self) -> Target:
+        """What runs the kernels that work on the symmetric memory."""
+        return self._target
 
     @property
     def is_valid(self) -> bool:
@@ -376,11 +384,11 @@ def _leave_all() -> None:
         comm._leave_at_exit()
 
 
-def _create(device: torch.device, rank: int, nranks: int, size: int) -> _core.SymmetricMemory:
-    if device.type == "cpu":
+def _create(here: Target, device: torch.device, rank: int, nranks: int, size: int) -> _core.SymmetricMemory:
+    if not here.is_device:
         return _core.SymmetricMemory.create_host(rank, nranks, size)
-    handle_type = _core.CUDA_HANDLE_POSIX_DESCRIPTOR
-    return _core.SymmetricMemory.create_cuda(rank, nranks, size, device.index, handle_type)
+    handle_type = _core.HANDLE_POSIX_DESCRIPTOR
+    return _core.SymmetricMemory.create_gpu(here.name, rank, nranks, size, device.index, handle_type)
 
 
 def _refuse_several_nodes(rendezvous: Rendezvous) -> None:

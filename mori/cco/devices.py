@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from mori.cco.bootstrap import Rendezvous
     from mori.target import Target
 
+_CONNECTIONS = {
+    "cuda": "NVLink or whose PCIe peer access is on (nvidia-smi topo -p2p r)",
+    "hip": "XGMI or whose PCIe peer access is on (rocm-smi --showtopoaccess)",
+}
+
 
 def bind(target: Target) -> torch.device:
     """The device that a communicator of this thread works on: on GPU targets the thread's current one."""
@@ -22,18 +27,18 @@ def bind(target: Target) -> torch.device:
     return torch.device(target.device_type, torch.cuda.current_device())
 
 
-def hello(device: torch.device) -> dict[str, Any]:
+def hello(target: Target, device: torch.device) -> dict[str, Any]:
     """What the other ranks get to know of the device. Starts the driver."""
-    return {} if device.type == "cpu" else {"gpu": _core.cuda_device(device.index)}
+    return {"gpu": _core.gpu_device(target.name, device.index)} if target.is_device else {}
 
 
-def check_pairs(rendezvous: Rendezvous, device: torch.device, timeout_s: float) -> None:
+def check_pairs(rendezvous: Rendezvous, target: Target, device: torch.device, timeout_s: float) -> None:
     """Collective. BootstrapError, on all ranks, for two ranks on one GPU and for GPUs that cannot reach each other.
 
     With MORI_SHARE_GPU two ranks may be on one: the driver then gives their kernels turns of some milliseconds, which
     is enough for results, not for times.
     """
-    if device.type == "cpu":
+    if not target.is_device:
         return
     gpus = [peer["gpu"] for peer in rendezvous.peers]
     if not env.get("MORI_SHARE_GPU"):
@@ -42,7 +47,8 @@ def check_pairs(rendezvous: Rendezvous, device: torch.device, timeout_s: float) 
         peer
         for peer, gpu in enumerate(gpus)
         # A GPU that this process does not see cannot be asked about; mapping its memory will show.
-        if gpu["uuid"] != gpus[rendezvous.rank]["uuid"] and _core.cuda_can_access(device.index, gpu["uuid"]) is False
+        if gpu["uuid"] != gpus[rendezvous.rank]["uuid"]
+        and _core.gpu_can_access(target.name, device.index, gpu["uuid"]) is False
     ]
     answers = rendezvous.allgather(unreachable, "peer access of GPUs", timeout_s)
     pairs = [(rank, peer) for rank, peers in enumerate(answers) for peer in peers]
@@ -51,7 +57,7 @@ def check_pairs(rendezvous: Rendezvous, device: torch.device, timeout_s: float) 
         more = f"; and {len(pairs) - 4} more pairs" if len(pairs) > 4 else ""
         raise BootstrapError(
             f"the GPUs of these ranks have no direct access to each other's memory: {shown}{more}. Kernels need it: "
-            "use GPUs that are connected by NVLink or whose PCIe peer access is on (nvidia-smi topo -p2p r)"
+            f"use GPUs that are connected by {_CONNECTIONS[target.name]}"
         )
 
 

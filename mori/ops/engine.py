@@ -364,8 +364,8 @@ class EpPlan:
 
 def _launcher(shape: EpShape, comm: Communicator) -> _core.Launcher:
     """How kernels are run on the device of the communicator."""
-    if comm.device.type == "cuda":
-        return _core.Launcher.cuda(comm.device.index, shape.native)
+    if comm.target.is_device:
+        return _core.Launcher.gpu(comm.target.name, comm.device.index, shape.native)
     threads = env.get("MORI_HOST_THREADS") or max(1, _cores() // shape.world_size)
     if threads > _core.MAX_BLOCKS:
         raise ValueError(f"MORI_HOST_THREADS={threads}: a rank has at most {_core.MAX_BLOCKS} threads; 0 chooses")

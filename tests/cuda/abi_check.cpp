@@ -1,12 +1,12 @@
 // Compares the hand-written ABI with the real header. Compiling is the test; tests/cuda/test_abi.py does it.
-#include "runtime/cuda_abi.hpp"
+#include "runtime/gpu_abi.hpp"
 
 #include <cuda.h>
 
 #include <cstddef>
 #include <type_traits>
 
-namespace abi = mori::cuda;
+namespace abi = mori::gpu;
 
 // Two parameter types that a caller passes in the same way: pointers, or numbers of one size.
 template <class Ours, class Theirs>
@@ -25,11 +25,13 @@ struct SameCall<abi::Result(Ours...), CUresult(Theirs...)> {
   }();
 };
 
-namespace mori::cuda {
-#define CHECK_CALL(name, ...) \
-  static_assert(SameCall<Result(__VA_ARGS__), std::remove_pointer_t<decltype(&::name)>>::value, #name);
+namespace mori::gpu {
+#define CHECK_CALL(name, symbol, ...) \
+  static_assert(SameCall<Result(__VA_ARGS__), std::remove_pointer_t<decltype(&::symbol)>>::value, #symbol);
+#define CHECK_CUDA_CALL(name, symbol, hip, ...) CHECK_CALL(name, symbol, __VA_ARGS__)
+MORI_GPU_ENTRY_POINTS(CHECK_CUDA_CALL)
 MORI_CUDA_ENTRY_POINTS(CHECK_CALL)
-}  // namespace mori::cuda
+}  // namespace mori::gpu
 static_assert(SameCall<abi::GetProcAddress, std::remove_pointer_t<decltype(&::cuGetProcAddress)>>::value);
 static_assert(!SameCall<abi::Result(int), CUresult(int, int)>::value &&
                   !SameCall<abi::Result(int), CUresult(int*)>::value,
@@ -55,14 +57,13 @@ static_assert(offsetof(Ours, flags.gpu_direct_rdma_capable) == offsetof(Theirs, 
 static_assert(offsetof(Ours, flags.usage) == offsetof(Theirs, allocFlags.usage));
 
 static_assert(abi::success == CUDA_SUCCESS && abi::error_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
-static_assert(abi::attribute_multiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-static_assert(abi::attribute_capability_major == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-static_assert(abi::attribute_capability_minor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-static_assert(abi::attribute_shared_memory_optin_bytes == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-static_assert(abi::attribute_virtual_memory_management == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-static_assert(abi::attribute_posix_handles == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
-static_assert(abi::attribute_rdma_with_virtual_memory == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-static_assert(abi::function_shared_bytes == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+constexpr abi::Attributes attributes = abi::cuda_attributes;
+static_assert(attributes.multiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(attributes.lanes == CU_DEVICE_ATTRIBUTE_WARP_SIZE);
+static_assert(attributes.block_memory_bytes == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+static_assert(attributes.virtual_memory_management == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+static_assert(attributes.posix_handles == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(attributes.rdma_with_virtual_memory == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(abi::function_max_dynamic_shared_bytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(abi::allocation_pinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(abi::location_device == CU_MEM_LOCATION_TYPE_DEVICE);

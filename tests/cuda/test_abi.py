@@ -35,4 +35,4 @@ def test_a_driver_that_is_not_there_is_named_when_it_is_asked_for() -> None:
     from mori import _core
 
     with pytest.raises(RuntimeError, match=r"needs the NVIDIA driver.*libcuda\.so\.1.*MORI_TARGET=host"):
-        _core.cuda_device(0)
+        _core.gpu_device("cuda", 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mori import jit
+from mori import archs, jit
 from mori.ops import device_code
 from mori.ops.engine import KERNELS, EpShape
 
@@ -57,7 +57,7 @@ def test_tracing_is_switched_on_by_the_variable(monkeypatch: pytest.MonkeyPatch,
     assert dict(spec.constants)["MORI_TRACED"] == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [name for name in KERNELS if archs.runs_on(name, archs.find("sm_90"))])
 def test_every_kernel_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setenv("MORI_JIT_CACHE_DIR", str(tmp_path))
     shape = replace(SHAPE, may_stage=True, block_scales=56)
@@ -67,3 +67,10 @@ def test_every_kernel_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         pytest.skip(str(reason))
     assert cubin[:4] == b"\x7fELF"
     assert f"mori_{name}".encode() in cubin
+
+
+def test_arithmetic_that_a_gpu_does_not_have_is_refused() -> None:
+    with pytest.raises(TypeError, match="sm_90 cannot run combine_fp8_fnuz: it adds up fp8 of flavour ocp, and fp4"):
+        device_code.kernel("combine_fp8_fnuz", SHAPE, "sm_90")
+    with pytest.raises(TypeError, match="gfx942 cannot run combine_fp4: it adds up fp8 of flavour fnuz, and no fp4"):
+        device_code.kernel("combine_fp4", SHAPE, "gfx942")

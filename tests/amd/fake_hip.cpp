@@ -1,0 +1,229 @@
+// A HIP runtime without GPUs: device memory is memfd memory of this process, streams are a thread per device, and a
+// kernel is the host's kernel of the same name, run by a thread per block with the launch struct that it was given. So
+// the way from a plan through the driver to a result runs as on a GPU; what AMD's instructions do is not its subject.
+//
+// FAKE_HIP_LOG names a file for notes, FAKE_HIP_VERSION and FAKE_HIP_CLOCK_KHZ replace what it says of itself.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/target_host.hpp"
+#include "kernels/kernels.hpp"
+#include "runtime/gpu_abi.hpp"
+
+using namespace mori::gpu;
+
+namespace {
+
+constexpr int devices = 2, lanes = 64, granularity = 1 << 16, invalid_value = 1;
+thread_local int current_device = 0;
+
+void note(const std::string& line) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (const char* file = std::getenv("FAKE_HIP_LOG")) std::ofstream(file, std::ios::app) << line << '\n';
+}
+
+int number(const char* variable, int usual) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : usual;
+}
+
+// What is enqueued on a device runs here, one after the other, whatever the stream.
+class Queue {
+ public:
+  Queue() : thread_([this] { run(); }) { thread_.detach(); }
+
+  void push(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(work));
+    changed_.notify_all();
+  }
+  void finish() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_.empty(); });
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return !waiting_.empty(); });
+      const auto work = waiting_.front();
+      lock.unlock();
+      work();
+      lock.lock();
+      waiting_.pop_front();
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> waiting_;
+  std::thread thread_;
+};
+
+Queue& queue() {
+  static auto* const queues = new Queue[devices];
+  return queues[current_device];
+}
+
+struct LoadedFunction {
+  std::string name;
+};
+
+template <mori::KernelId id>
+void run_grid(const std::vector<mori::u8>& arguments, unsigned blocks, std::size_t scratch_bytes) {
+  std::vector<std::thread> threads;
+  for (unsigned block = 0; block < blocks; ++block) {
+    threads.emplace_back([&, block] {
+      std::vector<mori::u64> scratch(scratch_bytes / 8 + 1);
+      mori::HostTarget target({block, blocks, scratch.data(), 0});
+      using Args = typename mori::KernelOf<mori::HostTarget, id>::Args;
+      mori::run_kernel<mori::HostTarget, id>(target, *reinterpret_cast<const Args*>(arguments.data()));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+struct Runnable {
+  void (*run)(const std::vector<mori::u8>&, unsigned, std::size_t);
+  std::size_t bytes;
+};
+template <mori::KernelId id>
+Runnable runnable() {
+  return {&run_grid<id>, sizeof(typename mori::KernelOf<mori::HostTarget, id>::Args)};
+}
+const std::map<std::string, Runnable> kernels = {
+    {"mori_dispatch", runnable<mori::KernelId::dispatch>()},
+    {"mori_combine_bf16", runnable<mori::KernelId::combine_bf16>()},
+};
+
+void* at(Address address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+extern "C" {
+
+// runtime/host_support.cpp, which waits for this, chooses among the builds of all kernels as well.
+void mori_host_kernel_baseline(unsigned, const void*, const void*) {}
+
+Result hipInit(unsigned) { return success; }
+Result hipDrvGetErrorName(Result result, const char** name) {
+  return *name = result == invalid_value ? "hipErrorInvalidValue" : "hipErrorUnknown", success;
+}
+Result hipDrvGetErrorString(Result, const char** text) { return *text = "a fault of the fake runtime", success; }
+Result hipDeviceGet(Device* device, int ordinal) { return *device = ordinal, success; }
+Result hipGetDeviceCount(int* count) { return *count = devices, success; }
+Result hipDeviceGetName(char* name, int bytes, Device) { return std::strncpy(name, "fake gfx942", bytes), success; }
+Result hipDeviceGetUuid(Uuid* uuid, Device device) {
+  std::memset(uuid->bytes, device, sizeof uuid->bytes);
+  return success;
+}
+Result hipDeviceGetAttribute(int* value, int which, Device) {
+  const Attributes& known = hip_attributes;
+  const std::map<int, int> values = {{known.multiprocessors, 4},
+                                     {known.lanes, lanes},
+                                     {known.block_memory_bytes, 65536},
+                                     {known.virtual_memory_management, number("FAKE_HIP_VMM", 1)},
+                                     {known.wall_clock_khz, number("FAKE_HIP_CLOCK_KHZ", 100000)}};
+  const auto found = values.find(which);
+  if (found == values.end()) return invalid_value;
+  return *value = found->second, success;
+}
+Result hipDeviceCanAccessPeer(int* reaches, Device, Device) { return *reaches = 1, success; }
+Result hipGetDevice(int* device) { return *device = current_device, success; }
+Result hipSetDevice(int device) { return current_device = device, success; }
+Result hipRuntimeGetVersion(int* version) { return *version = number("FAKE_HIP_VERSION", 70151800), success; }
+Result hipDeviceSynchronize() { return queue().finish(), success; }
+
+Result hipMemGetAllocationGranularity(std::size_t* bytes, const AllocationProperties*, int) {
+  return *bytes = granularity, success;
+}
+Result hipMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Address, unsigned long long) {
+  void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return *address = reinterpret_cast<Address>(range), range == MAP_FAILED ? error_out_of_memory : success;
+}
+Result hipMemAddressFree(Address address, std::size_t bytes) { return munmap(at(address), bytes); }
+Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties, unsigned long long) {
+  const int type = properties->type, device = properties->location.id;
+  note("create " + std::string(type == hip_allocation_uncached ? "uncached" : "cached") + " on " +
+       std::to_string(device) + " by " + std::to_string(current_device));
+  const int descriptor = memfd_create("fake_hip", MFD_CLOEXEC);
+  if (ftruncate(descriptor, off_t(bytes)) != 0) return error_out_of_memory;
+  return *handle = MemoryHandle(descriptor), success;
+}
+Result hipMemRelease(MemoryHandle handle) { return close(int(handle)); }
+Result hipMemMap(Address address, std::size_t bytes, std::size_t, MemoryHandle handle, unsigned long long) {
+  void* place = mmap(at(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, int(handle), 0);
+  return place == MAP_FAILED ? invalid_value : success;
+}
+Result hipMemUnmap(Address address, std::size_t bytes) {
+  mmap(at(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return success;
+}
+Result hipMemSetAccess(Address address, std::size_t bytes, const AccessDescription* access, std::size_t) {
+  note("access for " + std::to_string(access->location.id));
+  return mprotect(at(address), bytes, PROT_READ | PROT_WRITE);
+}
+Result hipMemExportToShareableHandle(void* descriptor, MemoryHandle handle, int, unsigned long long) {
+  return *static_cast<int*>(descriptor) = dup(int(handle)), success;
+}
+Result hipMemImportFromShareableHandle(MemoryHandle* handle, void* descriptor, int) {
+  return *handle = MemoryHandle(dup(int(reinterpret_cast<Address>(descriptor)))), success;
+}
+Result hipHostRegister(void*, std::size_t, unsigned) { return success; }
+Result hipHostUnregister(void*) { return success; }
+Result hipHostGetDevicePointer(Address* address, void* page, unsigned) {
+  return *address = reinterpret_cast<Address>(page), success;
+}
+Result hipMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream) {
+  queue().push([=] { std::memset(at(to), value, bytes); });
+  return success;
+}
+Result hipMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream) {
+  queue().push([=] { std::memcpy(to, at(from), bytes); });
+  return success;
+}
+Result hipMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream) {
+  queue().push([=] { std::memcpy(at(to), from, bytes); });
+  return success;
+}
+Result hipStreamSynchronize(Stream) { return queue().finish(), success; }
+Result hipStreamIsCapturing(Stream, int* status) { return *status = capture_status_none, success; }
+Result hipThreadExchangeStreamCaptureMode(int*) { return success; }
+
+// The code object must be one that has the kernel; its instructions are not executed.
+Result hipModuleLoadData(Module* module, const void* image) {
+  return *module = reinterpret_cast<Module>(const_cast<void*>(image)),
+         std::memcmp(image, "\x7f" "ELF", 4) == 0 ? success : invalid_value;
+}
+Result hipModuleGetFunction(Function* function, Module, const char* name) {
+  if (kernels.count(name) == 0) return invalid_value;
+  return *function = reinterpret_cast<Function>(new LoadedFunction{name}), success;
+}
+Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                             unsigned scratch_bytes, Stream, void** parameters, void**) {
+  const auto& [name] = *reinterpret_cast<LoadedFunction*>(function);
+  note("launch " + name + " " + std::to_string(blocks) + "x" + std::to_string(threads) + " on " +
+       std::to_string(current_device));
+  const Runnable kernel = kernels.at(name);
+  const auto* bytes = static_cast<const mori::u8*>(parameters[0]);
+  queue().push([=, arguments = std::vector<mori::u8>(bytes, bytes + kernel.bytes)] {
+    kernel.run(arguments, blocks, scratch_bytes);
+  });
+  return success;
+}
+}
