@@ -1,6 +1,6 @@
 // The parts of the NVIDIA driver's and of the HIP runtime's ABI that are used here, declared by hand so that nothing of
 // either is needed to build. HIP follows CUDA's driver so closely that one declaration serves both; what differs are
-// the names, the numbers of device attributes and a few calls. tests/cuda/test_abi.py and tests/amd/test_hip_abi.py
+// the names, the numbers of device attributes and a few calls. tests/cuda/test_abi.py and tests/drivers/test_driver.py
 // compare with the real headers where there are any.
 #pragma once
 

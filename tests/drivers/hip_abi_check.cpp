@@ -1,4 +1,4 @@
-// Compares the hand-written ABI with HIP's header. Compiling is the test; tests/amd/test_hip_abi.py does it.
+// Compares the hand-written ABI with HIP's header. Compiling is the test; tests/drivers/test_driver.py does it.
 #include "runtime/gpu_abi.hpp"
 
 #include <hip/hip_runtime_api.h>

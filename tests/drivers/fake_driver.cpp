@@ -1,8 +1,9 @@
-// A HIP runtime without GPUs: device memory is memfd memory of this process, streams are a thread per device, and a
-// kernel is the host's kernel of the same name, run by a thread per block with the launch struct that it was given. So
-// the way from a plan through the driver to a result runs as on a GPU; what AMD's instructions do is not its subject.
+// A HIP runtime, and with FAKE_CUDA an NVIDIA driver, without GPUs: device memory is memfd memory of this process,
+// streams are a thread per device, and a kernel is the host's kernel of the same name, run by a thread per block with
+// the launch struct that it was given. So the way from a plan through the driver to a result runs as on a GPU; what the
+// instructions of GPUs do is not its subject.
 //
-// FAKE_HIP_LOG names a file for notes, FAKE_HIP_VERSION and FAKE_HIP_CLOCK_KHZ replace what it says of itself.
+// FAKE_LOG names a file for notes, FAKE_VERSION, FAKE_VMM and FAKE_CLOCK_KHZ replace what it says of itself.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -26,13 +27,20 @@ using namespace mori::gpu;
 
 namespace {
 
-constexpr int devices = 2, lanes = 64, granularity = 1 << 16, invalid_value = 1;
+#ifdef FAKE_CUDA
+constexpr Attributes attributes = cuda_attributes;
+constexpr int lanes = 32;
+#else
+constexpr Attributes attributes = hip_attributes;
+constexpr int lanes = 64;
+#endif
+constexpr int devices = 2, granularity = 1 << 16, invalid_value = 1;
 thread_local int current_device = 0;
 
 void note(const std::string& line) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  if (const char* file = std::getenv("FAKE_HIP_LOG")) std::ofstream(file, std::ios::app) << line << '\n';
+  if (const char* file = std::getenv("FAKE_LOG")) std::ofstream(file, std::ios::app) << line << '\n';
 }
 
 int number(const char* variable, int usual) {
@@ -121,24 +129,23 @@ extern "C" {
 void mori_host_kernel_baseline(unsigned, const void*, const void*) {}
 
 Result hipInit(unsigned) { return success; }
-Result hipDrvGetErrorName(Result result, const char** name) {
-  return *name = result == invalid_value ? "hipErrorInvalidValue" : "hipErrorUnknown", success;
-}
-Result hipDrvGetErrorString(Result, const char** text) { return *text = "a fault of the fake runtime", success; }
+Result hipDrvGetErrorName(Result, const char** name) { return *name = "fakeError", success; }
+Result hipDrvGetErrorString(Result, const char** text) { return *text = "a fault of the fake driver", success; }
 Result hipDeviceGet(Device* device, int ordinal) { return *device = ordinal, success; }
 Result hipGetDeviceCount(int* count) { return *count = devices, success; }
-Result hipDeviceGetName(char* name, int bytes, Device) { return std::strncpy(name, "fake gfx942", bytes), success; }
+Result hipDeviceGetName(char* name, int bytes, Device) { return std::strncpy(name, "fake GPU", bytes), success; }
 Result hipDeviceGetUuid(Uuid* uuid, Device device) {
   std::memset(uuid->bytes, device, sizeof uuid->bytes);
   return success;
 }
 Result hipDeviceGetAttribute(int* value, int which, Device) {
-  const Attributes& known = hip_attributes;
-  const std::map<int, int> values = {{known.multiprocessors, 4},
-                                     {known.lanes, lanes},
-                                     {known.block_memory_bytes, 65536},
-                                     {known.virtual_memory_management, number("FAKE_HIP_VMM", 1)},
-                                     {known.wall_clock_khz, number("FAKE_HIP_CLOCK_KHZ", 100000)}};
+  const std::map<int, int> values = {{attributes.multiprocessors, 4},
+                                     {attributes.lanes, lanes},
+                                     {attributes.block_memory_bytes, 65536},
+                                     {attributes.virtual_memory_management, number("FAKE_VMM", 1)},
+                                     {attributes.posix_handles, 1},
+                                     {attributes.rdma_with_virtual_memory, 1},
+                                     {attributes.wall_clock_khz, number("FAKE_CLOCK_KHZ", 100000)}};
   const auto found = values.find(which);
   if (found == values.end()) return invalid_value;
   return *value = found->second, success;
@@ -146,7 +153,7 @@ Result hipDeviceGetAttribute(int* value, int which, Device) {
 Result hipDeviceCanAccessPeer(int* reaches, Device, Device) { return *reaches = 1, success; }
 Result hipGetDevice(int* device) { return *device = current_device, success; }
 Result hipSetDevice(int device) { return current_device = device, success; }
-Result hipRuntimeGetVersion(int* version) { return *version = number("FAKE_HIP_VERSION", 70151800), success; }
+Result hipRuntimeGetVersion(int* version) { return *version = number("FAKE_VERSION", 70151800), success; }
 Result hipDeviceSynchronize() { return queue().finish(), success; }
 
 Result hipMemGetAllocationGranularity(std::size_t* bytes, const AllocationProperties*, int) {
@@ -161,7 +168,7 @@ Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationPro
   const int type = properties->type, device = properties->location.id;
   note("create " + std::string(type == hip_allocation_uncached ? "uncached" : "cached") + " on " +
        std::to_string(device) + " by " + std::to_string(current_device));
-  const int descriptor = memfd_create("fake_hip", MFD_CLOEXEC);
+  const int descriptor = memfd_create("fake_driver", MFD_CLOEXEC);
   if (ftruncate(descriptor, off_t(bytes)) != 0) return error_out_of_memory;
   return *handle = MemoryHandle(descriptor), success;
 }
@@ -227,3 +234,39 @@ Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsig
   return success;
 }
 }
+
+#ifdef FAKE_CUDA
+// A context is a device, plus one so that it is not null.
+namespace {
+thread_local std::vector<Context> contexts;
+
+Result retain_context(Context* context, Device device) {
+  return *context = reinterpret_cast<Context>(Address(device) + 1), success;
+}
+Result current_context(Context* context) {
+  return *context = contexts.empty() ? nullptr : contexts.back(), success;
+}
+Result push_context(Context context) {
+  contexts.push_back(context);
+  return hipSetDevice(int(reinterpret_cast<Address>(context)) - 1);
+}
+Result pop_context(Context* context) {
+  *context = contexts.back();
+  contexts.pop_back();
+  return hipSetDevice(contexts.empty() ? 0 : int(reinterpret_cast<Address>(contexts.back())) - 1);
+}
+Result set_function_attribute(Function, int attribute, int value) {
+  note("attribute " + std::to_string(attribute) + " = " + std::to_string(value));
+  return success;
+}
+}  // namespace
+
+#define FAKE_BOTH(name, cuda, hip, ...) {#cuda, reinterpret_cast<void*>(&hip)},
+#define FAKE_ONE(name, cuda, ...) {#cuda, reinterpret_cast<void*>(&name)},
+extern "C" Result cuGetProcAddress_v2(const char* name, void** function, int, unsigned long long, int*) {
+  static const std::map<std::string, void*> functions = {MORI_GPU_ENTRY_POINTS(FAKE_BOTH)
+                                                             MORI_CUDA_ENTRY_POINTS(FAKE_ONE)};
+  const auto found = functions.find(name);
+  return *function = found == functions.end() ? nullptr : found->second, success;
+}
+#endif

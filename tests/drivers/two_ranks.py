@@ -1,4 +1,4 @@
-"""Two ranks on the GPUs of a HIP runtime: one dispatch and one combine through plans, as a program.
+"""Two ranks on the GPUs of a driver: one dispatch and one combine through plans, as a program.
 
 Ranks are threads; they exchange by hand what communicators exchange over sockets. Prints JSON for the test.
 """
@@ -39,13 +39,13 @@ def shape(rank: int) -> _core.EpShape:
 
 
 class Rank:
-    def __init__(self, rank: int, codes: dict[int, bytes]) -> None:
-        self.rank = rank
+    def __init__(self, api: str, rank: int, codes: dict[int, bytes]) -> None:
+        self.api, self.rank = api, rank
         self.shape = shape(rank)
         regions, self.bytes = self.shape.regions()
         self.regions = {name: (offset, size) for name, offset, size, _ in regions}
         self.memory = _core.SymmetricMemory.create_gpu(
-            "hip", rank, WORLD, CONTROL_BYTES + self.bytes, rank, _core.HANDLE_POSIX_DESCRIPTOR
+            api, rank, WORLD, CONTROL_BYTES + self.bytes, rank, _core.HANDLE_POSIX_DESCRIPTOR
         )
         self.memory.extend(CONTROL_BYTES + self.bytes)
         self.control = _core.SymmetricMemory.create_host(rank, WORLD, _core.COMM_CONTROL_BYTES)
@@ -59,7 +59,7 @@ class Rank:
     def prepare(self) -> None:
         self.communicator = _core.Communicator(self.memory, self.control)
         block = _core.MemoryBlock(self.memory, CONTROL_BYTES, self.bytes)
-        launcher = _core.Launcher.gpu("hip", self.rank, self.shape)
+        launcher = _core.Launcher.gpu(self.api, self.rank, self.shape)
         self.plan = _core.EpPlan(self.communicator, block, self.shape, launcher, TIMEOUT_NS)
         self.plan.prepare()
         for kernel, code in self.codes.items():
@@ -72,8 +72,10 @@ class Rank:
 
 
 def main() -> None:
-    codes = {kernel: Path(path).read_bytes() for kernel, path in zip((DISPATCH, COMBINE), sys.argv[1:], strict=True)}
-    ranks = [Rank(rank, codes) for rank in range(WORLD)]
+    """Arguments: "cuda" or "hip", files with the code of dispatch and combine."""
+    api, *files = sys.argv[1:]
+    codes = {kernel: Path(file).read_bytes() for kernel, file in zip((DISPATCH, COMBINE), files, strict=True)}
+    ranks = [Rank(api, rank, codes) for rank in range(WORLD)]
     for rank in ranks:
         rank.prepare()
         for peer in ranks:
@@ -104,7 +106,7 @@ def main() -> None:
         destinations = torch.tensor([len(set((ids[token] // EXPERTS).tolist())) for token in range(TOKENS)])
         expected = (rows.float() * destinations[:, None]).to(torch.bfloat16)
         sums.append(bool(torch.equal(combined.view(torch.int16), expected.view(torch.int16))))
-    facts = _core.gpu_device("hip", 0)
+    facts = _core.gpu_device(api, 0)
     print(json.dumps({"states": states, "sums": sums, "runs_on": ranks[0].plan.runs_on, "facts": facts}))
 
 
