@@ -1,22 +1,16 @@
-"""Builds kernels as mori.jit does, and gets clang's listing of them in the same run."""
+"""The kernels as mori.jit builds them, taken apart, with what the compiler says of them."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mori import archs, jit
-from mori.jit import hip_clang
-from mori.jit.job import resolve
 from mori.ops import ahead_of_time, device_code
 from mori.ops.engine import EpShape
 from tests.amd.sim.program import Program
-from tests.amd.sim.toolchain import Compiled, annotate
+from tests.amd.sim.toolchain import ARCHS, compile_spec
 
-ARCHS = ("gfx942", "gfx950", "gfx1250")
 # One shape stands for all: others change constants. It has what every kernel needs.
 SHAPE = EpShape(
     world_size=8,
@@ -54,17 +48,6 @@ def build_kernel(kernel: str, arch: str) -> Build:
 
 
 def build(spec: jit.Spec) -> Build:
-    job = resolve(spec)
-    compiler = hip_clang.find_ziglang(spec.arch)
-    with tempfile.TemporaryDirectory(prefix="amd-build-") as name:
-        folder = Path(name)
-        source, output = job.path or folder / f"{spec.name}.hip", folder / "output"
-        if job.path is None:
-            source.write_text(job.text, encoding="utf-8")
-        command = [*compiler.command(job, source, output, folder), "-Wall", "-Wextra", "-save-temps=obj"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        (assembly,) = (file.read_text(encoding="utf-8") for file in folder.glob("*.s"))
-        binary = output.read_bytes()
-    program = Program(Compiled(spec.arch, binary, annotate(assembly, spec.arch)), base=0)
-    return Build(program, program.code_object.metadata["amdhsa.kernels"], assembly, done.stderr)
+    compiled = compile_spec(spec)
+    program = Program(compiled, base=0)
+    return Build(program, program.code_object.metadata["amdhsa.kernels"], compiled.assembly, compiled.warnings)

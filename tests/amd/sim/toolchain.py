@@ -1,4 +1,4 @@
-"""Compiles HIP sources with the clang of the package ziglang: a code object, and clang's own listing of it.
+"""Compiles device code as mori.jit does with the clang of the package ziglang, and gets clang's listing of it as well.
 
 The listing is assembly text in which the assembler has noted the bytes of every instruction. It is only ever used
 together with the code object: `program.py` holds every byte of the one against the other.
@@ -6,58 +6,60 @@ together with the code object: `program.py` holds every byte of the one against 
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mori import jit
+from mori.jit import hip_clang
+from mori.jit.job import resolve
+
 ARCHS = ("gfx942", "gfx950", "gfx1250")
-FLAGS = (
-    *("-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-fuse-cuid=none"),
-    *("-O3", "-std=c++20", "-ffp-contract=off"),
-)
-LINKER = f"""#!/bin/sh
-shift 2  # clang names the flavour of a linker that is several at once
-exec '{sys.executable}' -m ziglang ld.lld "$@"
-"""
 
 
 class Compiled(NamedTuple):
     arch: str
     code_object: bytes
     listing: str
+    assembly: str = ""
+    """What the listing was made from, with all that the compiler noted in it."""
+    warnings: str = ""
 
 
-def compile_hip(source: str, arch: str, flags: Sequence[str] = ()) -> Compiled:
-    """`source` is the text of a HIP file; `flags` are added to those of every build."""
-    with tempfile.TemporaryDirectory(prefix="amd-sim-") as folder:
-        kernels, binary = Path(folder, "kernels.hip"), Path(folder, "kernels.hsaco")
-        kernels.write_text(source, encoding="utf-8")
-        linker = Path(folder, "lld")
-        linker.write_text(LINKER, encoding="utf-8")
-        linker.chmod(0o755)
-        options = [*FLAGS, f"--offload-arch={arch}", "-save-temps=obj", *flags]
-        _zig(folder, "clang", *options, str(kernels), "-o", str(binary))
-        (assembly,) = Path(folder).glob("*.s")
-        return Compiled(arch, binary.read_bytes(), annotate(assembly.read_text(encoding="utf-8"), arch))
+def compile_spec(spec: jit.Spec) -> Compiled:
+    job = resolve(spec)
+    compiler = hip_clang.find_ziglang(spec.arch)
+    with tempfile.TemporaryDirectory(prefix="amd-sim-") as name:
+        folder = Path(name)
+        source, output = job.path or folder / f"{spec.name}.hip", folder / "output"
+        if job.path is None:
+            source.write_text(job.text, encoding="utf-8")
+        options = ["-Wall", "-Wextra", "-save-temps=obj"]
+        warnings = _run([*compiler.command(job, source, output, folder), *options], folder)
+        (assembly,) = (file.read_text(encoding="utf-8") for file in folder.glob("*.s"))
+        return Compiled(spec.arch, output.read_bytes(), annotate(assembly, spec.arch), assembly, warnings)
+
+
+def compile_text(source: str, arch: str) -> Compiled:
+    return compile_spec(jit.Spec(name="test_kernels", source=source, target="hip", arch=arch))
 
 
 def annotate(assembly: str, arch: str) -> str:
     """The same assembly, every instruction followed by the bytes that it becomes."""
-    with tempfile.TemporaryDirectory(prefix="amd-sim-") as folder:
-        given, listing = Path(folder, "given.s"), Path(folder, "listing.s")
+    with tempfile.TemporaryDirectory(prefix="amd-sim-") as name:
+        folder = Path(name)
+        given, listing = folder / "given.s", folder / "listing.s"
         given.write_text(assembly, encoding="utf-8")
         options = ["-triple", "amdgcn-amd-amdhsa", "-target-cpu", arch, "-filetype", "asm", "-show-encoding"]
-        _zig(folder, "clang", "-cc1as", *options, str(given), "-o", str(listing))
+        compiler = hip_clang.find_ziglang(arch)
+        _run([*compiler.program, "-cc1as", *options, str(given), "-o", str(listing)], folder)
         return listing.read_text(encoding="utf-8")
 
 
-def _zig(folder: str, *arguments: str) -> None:
-    command = [sys.executable, "-m", "ziglang", *arguments]
-    environment = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def _run(command: list[str], folder: Path) -> str:
+    """What it says."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
+    return done.stderr
