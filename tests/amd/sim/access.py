@@ -140,8 +140,8 @@ class Reach(NamedTuple):
 
 
 def flat_reaches(wave: Wave, lanes: NDArray[np.intp], addresses: NDArray[np.uint64], scope: str) -> list[Reach]:
-    """By the aperture that each address lies in."""
-    high = addresses >> np.uint64(32)
+    """By the aperture that each address lies in; above that it may have the number of its lane."""
+    high = addresses >> np.uint64(32) & np.uint64(0xFFFFF)
     shared, private = (high == np.uint64(aperture >> 32) for aperture in (SHARED_APERTURE, PRIVATE_APERTURE))
     if not shared.any() and not private.any():
         return [Reach(np.arange(len(addresses)), GlobalAccess(wave.block.port, addresses, scope))]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.amd.sim.access import LdsAccess, Reach, ScratchAccess, flat_reaches
-from tests.amd.sim.operands import Type, scalar_source, vector_source
+from tests.amd.sim.operands import Read, Type, scalar_source, vector_source
 from tests.amd.sim.program import Instruction
 from tests.amd.sim.table import Target, allow_modifiers
 from tests.amd.sim.wave import Wave
@@ -68,7 +68,7 @@ def lds_addresses(text: str, offset: int) -> Callable[[Wave, NDArray[np.intp]], 
     read = vector_source(text, Type.U32)
 
     def reaches(wave: Wave, lanes: NDArray[np.intp]) -> list[Reach]:
-        offsets = _of_lanes(read(wave), lanes).astype(np.int64) + offset
+        offsets = _of_lanes(wave, read, lanes).astype(np.int64) + offset
         return [Reach(np.arange(len(lanes)), LdsAccess(wave, offsets))]
 
     return reaches
@@ -79,7 +79,7 @@ def _scratch(address: str, base: str, offset: int, scale: int) -> Callable[[Wave
     vector = vector_source(address, Type.U32) if address != "off" else lambda wave: np.uint32(0)
 
     def reaches(wave: Wave, lanes: NDArray[np.intp]) -> list[Reach]:
-        offsets = _of_lanes(vector(wave), lanes).astype(np.int64) * scale + (scalar(wave) + offset)
+        offsets = _of_lanes(wave, vector, lanes).astype(np.int64) * scale + (scalar(wave) + offset)
         return [Reach(np.arange(len(lanes)), ScratchAccess(wave, lanes, offsets))]
 
     return reaches
@@ -96,18 +96,20 @@ def _flat(
         read = vector_source(address, Type.U64)
 
         def reaches(wave: Wave, lanes: NDArray[np.intp]) -> list[Reach]:
-            return flat_reaches(wave, lanes, _of_lanes(read(wave), lanes) + offset, scope)
+            return flat_reaches(wave, lanes, _of_lanes(wave, read, lanes) + offset, scope)
 
         return reaches
     start = scalar_source(base, 64)
     part = vector_source(address, Type.I32 if target.arch in SIGNED_OFFSETS else Type.U32)
 
     def reaches_from_base(wave: Wave, lanes: NDArray[np.intp]) -> list[Reach]:
-        distance = _of_lanes(part(wave), lanes).astype(np.int64) * scale
+        distance = _of_lanes(wave, part, lanes).astype(np.int64) * scale
         return flat_reaches(wave, lanes, distance.astype(np.uint64) + np.uint64(start(wave)) + offset, scope)
 
     return reaches_from_base
 
 
-def _of_lanes(values: Any, lanes: NDArray[np.intp]) -> Any:
-    return np.broadcast_to(values, (int(lanes[-1]) + 1,))[lanes] if np.ndim(values) == 0 else values[lanes]
+def _of_lanes(wave: Wave, read: Read, lanes: NDArray[np.intp]) -> Any:
+    values = read(wave)
+    wave.refuse_taint()
+    return np.broadcast_to(values, (wave.lanes,))[lanes] if np.ndim(values) == 0 else values[lanes]

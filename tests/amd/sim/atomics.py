@@ -58,6 +58,7 @@ def _bind_atomic(operation: str, size: int, instruction: Instruction, target: Ta
             return Loaded(old, NONE_UNDEFINED)
 
         def deliver(loaded: Loaded) -> None:
+            assert result is not None
             wave.deliver_vgprs(result, loaded.data.view(np.uint32), request.mask, NONE_UNDEFINED)
 
         returned = "load" if result is not None else "store"
@@ -76,9 +77,12 @@ def _update(operation: str, values: list[int], size: int) -> Callable[[int], int
     return lambda old: UPDATES[operation](old, values[0], 8 * size)
 
 
+# How gfx12, and LDS instructions everywhere, call the type; others are unsigned.
+LETTERS = {"smin": "i", "smax": "i", **dict.fromkeys(("swap", "cmpswap", "and", "or", "xor"), "b")}
+
 for _operation in (*UPDATES, "cmpswap"):
     _stem = _operation.removeprefix("u").removeprefix("s") if _operation[1:] in ("min", "max") else _operation
-    _letter = "i" if _operation in ("smin", "smax") else "b" if _operation in ("swap", "cmpswap", "and", "or", "xor") else "u"
+    _letter = LETTERS.get(_operation, "u")
     for _size in (4, 8):
         _names = [f"{_space}_atomic_{_operation}{'_x2' * (_size == 8)}" for _space in ("flat", "global")]
         _names += [f"{_space}_atomic_{_stem}_{_letter}{8 * _size}" for _space in ("flat", "global")]

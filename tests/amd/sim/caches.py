@@ -1,8 +1,9 @@
 """The way from a block to memory: caches that are not kept coherent by themselves.
 
-A block sees memory through a cache of its own and one of its device, both of which write back late, and may hold what has
-become stale, until a fence or chance says otherwise. A real GPU's caches are coherent more often than these; one that obeys
-its memory model cannot tell the difference. An access of a scope goes past the caches that the scope's members do not share.
+A block sees memory through a cache of its own and one of its device, both of which write back late, and may hold what
+has become stale, until a fence or chance says otherwise. A real GPU's caches are coherent more often than these; code
+that obeys its memory model cannot tell the difference. An access of a scope goes past the caches that the scope's
+members do not share.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Port:
         data, known = self.load_unchecked(addresses, size, scope)
         if not known.all():
             for share in self._memory.shares(addresses, size):
-                check_known(share.arena, share.index, known[share.rows])
+                check_known(share.arena, share.offsets, known[share.rows])
         return data
 
     def load_unchecked(self, addresses: NDArray[np.uint64], size: int, scope: str) -> tuple[Bytes, Known]:
@@ -126,11 +127,11 @@ class Port:
     def atomic(self, address: int, size: int, scope: str, update: Update) -> int:
         """Where its scope is coherent. Nothing comes between the old value and the new one."""
         (share,) = self._memory.shares(np.array([address], np.uint64), size)
-        level = self._level(share.arena, share.index, scope)
-        old, known = level.fetch(share.arena, share.index)
-        check_known(share.arena, share.index, known)
+        level = self._level(share.arena, share.offsets, scope)
+        old, known = level.fetch(share.arena, share.offsets)
+        check_known(share.arena, share.offsets, known)
         value, new = updated(old, update)
-        level.put(share.arena, share.index, new[None, :])
+        level.put(share.arena, share.offsets, new[None, :])
         return value
 
     def write_back(self, scope: str) -> None:

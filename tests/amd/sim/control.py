@@ -6,13 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.amd.sim.errors import Refused, Unknown
-from tests.amd.sim.operands import (
-    scalar_destination,
-    scalar_source,
-    scalar_words,
-    scalar_words_destination,
-)
+from tests.amd.sim.operands import known_bits, known_bits_destination, scalar_destination, scalar_source
 from tests.amd.sim.program import Instruction
+from tests.amd.sim.scalar_alu import logic_of_known_bits
 from tests.amd.sim.table import Execute, Target, allow_modifiers, operands, semantics
 from tests.amd.sim.wave import VCC, Wave
 
@@ -20,6 +16,8 @@ from tests.amd.sim.wave import VCC, Wave
 HARDWARE_REGISTERS = {"HW_REG_IB_STS2": 0, "HW_REG_XCC_ID": 0}
 # Modes that this simulator need not know: hints to the scheduler of a real wave, or denormals as they are at the start.
 MODES = {"HW_REG_WAVE_MODE", "HW_REG_WAVE_SCHED_MODE"}
+
+LONGEST_SLEEP = 4  # turns: nobody gains from more of them
 
 
 def _bits(instruction: Instruction) -> int:
@@ -30,9 +28,8 @@ def _bits(instruction: Instruction) -> int:
 def move(instruction: Instruction, target: Target) -> Execute:
     allow_modifiers(instruction)
     destination, source = operands(instruction, 2)
-    read = scalar_words(source, _bits(instruction))
-    write = scalar_words_destination(destination, _bits(instruction))
-    return lambda wave: write(wave, read(wave))
+    read, write = known_bits(source, _bits(instruction)), known_bits_destination(destination, _bits(instruction))
+    return lambda wave: write(wave, *read(wave))
 
 
 @semantics("s_cmov_b32", "s_cmov_b64")
@@ -50,9 +47,9 @@ def conditional_move(instruction: Instruction, target: Target) -> Execute:
 def select(instruction: Instruction, target: Target) -> Execute:
     allow_modifiers(instruction)
     destination, *sources = operands(instruction, 3)
-    chosen, other = (scalar_words(text, _bits(instruction)) for text in sources)
-    write = scalar_words_destination(destination, _bits(instruction))
-    return lambda wave: write(wave, chosen(wave) if wave.read_scc() else other(wave))
+    chosen, other = (known_bits(text, _bits(instruction)) for text in sources)
+    write = known_bits_destination(destination, _bits(instruction))
+    return lambda wave: write(wave, *(chosen if wave.read_scc() else other)(wave))
 
 
 def _exec_operation(name: str, function: Callable[[int, int], int], saves: bool) -> None:
@@ -61,14 +58,16 @@ def _exec_operation(name: str, function: Callable[[int, int], int], saves: bool)
     def bind(instruction: Instruction, target: Target) -> Execute:
         allow_modifiers(instruction)
         destination, source = operands(instruction, 2)
-        read, write = scalar_source(source, _bits(instruction)), scalar_destination(destination, _bits(instruction))
+        read, write = known_bits(source, _bits(instruction)), scalar_destination(destination, _bits(instruction))
 
         def execute(wave: Wave) -> None:
             old = wave.exec
-            new = function(read(wave), old) & wave.everyone
+            new, unknown = logic_of_known_bits(function, [read(wave), (old, 0)])
+            if unknown & wave.everyone:
+                raise Refused(f"an undefined value for EXEC, from {source}")
             write(wave, old if saves else new)
-            wave.set_exec(new)
-            wave.scc = int(new != 0)
+            wave.set_exec(new & wave.everyone)
+            wave.scc = int(wave.exec != 0)
 
         return execute
 
@@ -175,7 +174,7 @@ def _only_block_barrier(instruction: Instruction) -> None:
 
 @semantics("s_sleep")
 def sleep(instruction: Instruction, target: Target) -> Execute:
-    turns = int(operands(instruction, 1)[0], 0)
+    turns = min(int(operands(instruction, 1)[0], 0), LONGEST_SLEEP)
     return lambda wave: wave.sleep(turns)
 
 

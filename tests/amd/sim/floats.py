@@ -19,14 +19,20 @@ def fused_multiply_add(a: Any, b: Any, c: Any) -> NDArray[np.float32]:
     # The part that the sum lost (two-sum).
     back = total - product
     lost = (product - (total - back)) + (c - back)
-    bits = np.atleast_1d(total.view(np.int64)).copy()
+    bits = total.view(np.int64)
     inexact = np.isfinite(total) & (lost != 0) & (bits & 1 == 0)
     towards_zero = (lost < 0) == (total > 0)
-    bits[inexact] += np.where(towards_zero, -1, 1)[inexact]
-    return bits.view(np.float64).astype(np.float32).reshape(total.shape)
+    odd = bits + np.where(inexact, np.where(towards_zero, -1, 1), 0)
+    return odd.view(np.float64).astype(np.float32)
 
 
 def whole_number(values: Any, low: int, high: int) -> NDArray[np.float64]:
     """Towards zero, NaN to 0, bounded; exact in float64."""
     wide = np.asarray(values, np.float64)
     return np.where(np.isnan(wide), 0.0, np.clip(np.trunc(wide), low, high))
+
+
+def median(a: Any, b: Any, c: Any) -> Any:
+    """The middle one; with a NaN among them, the smallest of the others."""
+    middle = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+    return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), np.fmin(np.fmin(a, b), c), middle)

@@ -1,8 +1,8 @@
 """Memory operations of a wave that are under way.
 
-An operation touches memory at some moment between its issue and the wait that it is counted in, whenever the seed says so;
-operations of a wave that may touch the same bytes keep their order, others do not. What a load brought is in the registers
-after the wait only, so that a missing wait is found whatever the seed.
+An operation touches memory at some moment between its issue and the wait that it is counted in, whenever the seed says
+so; operations of a wave that may touch the same bytes keep their order, others do not. What a load brought is in the
+registers after the wait only, so that a missing wait is found whatever the seed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ MOST_OUTSTANDING = 63  # of one counter; a wave stalls until the oldest is done
 
 
 class Space(Enum):
-    """Operations in different spaces, or far apart in one, may overtake each other. FENCE: nothing passes it."""
+    """Operations in different spaces, or far apart in one, may overtake each other."""
 
     GLOBAL = 0
     LDS = 1
     SCRATCH = 2
     CONSTANT = 3
-    FENCE = 4
+    SEVERAL = 4
+    RELEASE = 5
+    """Stays behind what was issued before; what follows may overtake it, unless there is a wait."""
+    ACQUIRE = 6
+    """What is issued later stays behind it."""
 
 
 @dataclass(eq=False)
@@ -43,8 +47,10 @@ class Operation:
     brought: Any = None
 
     def keeps_behind(self, earlier: Operation) -> bool:
-        if Space.FENCE in (self.space, earlier.space):
+        if self.space is Space.RELEASE or earlier.space is Space.ACQUIRE:
             return True
+        if Space.SEVERAL in (self.space, earlier.space):
+            return earlier.space is not Space.RELEASE
         return self.space is earlier.space and self.extent[0] < earlier.extent[1] and earlier.extent[0] < self.extent[1]
 
 

@@ -103,6 +103,7 @@ def _permutation(name: str, permute: Callable[[Wave, NDArray[Any], NDArray[Any]]
                 return
             addresses = np.broadcast_to(read_address(wave), (wave.lanes,)) + offset
             values = np.where(wave.active, read_data(wave), np.uint32(0))
+            wave.refuse_taint()
             result = permute(wave, addresses, values)[lanes, None]
             wave.await_vgprs(register, 1, mask)
             loaded = Loaded(result.view(np.uint8), NONE_UNDEFINED)
@@ -131,4 +132,3 @@ def _push(wave: Wave, addresses: NDArray[Any], values: NDArray[Any]) -> NDArray[
 
 _permutation("ds_bpermute_b32", _pull)
 _permutation("ds_permute_b32", _push)
-

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tests.amd.sim import atomics, control, lds_ops, scalar_alu, vector_alu, vector_masks, vector_moves, waits
+from tests.amd.sim import (
+    atomics,
+    control,
+    conversions,
+    lds_ops,
+    scalar_alu,
+    vector_alu,
+    vector_masks,
+    vector_moves,
+    waits,
+)
 from tests.amd.sim.block import Block
 from tests.amd.sim.caches import Arenas, Cache, Port
 from tests.amd.sim.code_object import Kernel
@@ -25,10 +36,14 @@ from tests.amd.sim.table import Execute, Target, bind
 from tests.amd.sim.wave import TTMP, WORD, Wave
 
 # Importing them fills the table.
-SEMANTICS = (atomics, control, lds_ops, scalar_alu, vector_alu, vector_masks, vector_moves, waits)
+SEMANTICS = (atomics, control, conversions, lds_ops, scalar_alu, vector_alu, vector_masks, vector_moves, waits)
 
 KERNARGS_BASE, KERNARGS_STRIDE = 0x7000_0000_0000, 0x10000
 LONGEST_TURN = 24  # instructions
+# Some waves fall behind others.
+STALL_CHANCE, LATE_START_CHANCE, LONGEST_STALL = 1 / 16, 1 / 4, 64  # per turn, once, and in turns
+DISTURBANCE_CHANCE = 1 / 32  # of a block's caches, per turn
+MOST_BLOCKS = 1 << 31  # of a grid
 
 
 class Code:
@@ -65,10 +80,14 @@ class Launch:
     dynamic_lds_bytes: int = 0
 
 
-class Device:
-    """A stream of launches, and the cache that they share."""
+Work = Launch | Callable[[], Any]
+"""What a stream holds: launches, and functions of the host that are called in between."""
 
-    def __init__(self, name: str, launches: Sequence[Launch]) -> None:
+
+class Device:
+    """A stream of work, and the cache that its kernels share."""
+
+    def __init__(self, name: str, launches: Sequence[Work]) -> None:
         self.name = name
         self.cache = Cache(Arenas(), "agent")
         self.waiting = deque(launches)
@@ -77,6 +96,15 @@ class Device:
         self.launch: Launch | None = None
         self.kernargs = 0
         self.launched = 0
+
+    def next_launch(self) -> Launch | None:
+        """Calls what is to be called before it. None at the end of the stream."""
+        while self.waiting:
+            work = self.waiting.popleft()
+            if isinstance(work, Launch):
+                return work
+            work()
+        return None
 
 
 class Machine:
@@ -93,10 +121,10 @@ class Machine:
         """A clock of 100 MHz: an instruction of any wave takes a tick."""
         return self.cycles
 
-    def run(self, *streams: Sequence[Launch], most_instructions: int = 5_000_000) -> int:
+    def run(self, *streams: Sequence[Work], most_instructions: int = 5_000_000) -> int:
         """Until all launches are done; the number of instructions that the waves executed."""
-        devices = [Device(f"device {number}", launches) for number, launches in enumerate(streams)]
-        for code in dict.fromkeys(launch.code for launches in streams for launch in launches):
+        devices = [Device(f"device {number}", stream) for number, stream in enumerate(streams)]
+        for code in dict.fromkeys(work.code for stream in streams for work in stream if isinstance(work, Launch)):
             self._load(code)
         start, waves = self.cycles, []
         with np.errstate(all="ignore"):
@@ -113,7 +141,6 @@ class Machine:
 
     def _take_turns(self, waves: list[Wave]) -> None:
         """Until something has ended, or for a while."""
-        ran = self.cycles
         for _ in range(64):
             wave = self.rng.choice(waves)
             try:
@@ -124,17 +151,17 @@ class Machine:
                 raise SimulationError(f"{wave.place()}: {type(error).__name__}: {error}") from error
             if wave.ended:
                 return
-        if ran == self.cycles and all(wave.pauses and not wave.may_run() for wave in waves):
-            where = "\n".join(wave.place() for wave in waves)
-            raise SimulationError(f"all waves wait for one another:\n{where}")
 
     def _turn(self, wave: Wave) -> None:
         wave.in_flight.advance()
-        if self.rng.random() < 1 / 32:
+        if self.rng.random() < DISTURBANCE_CHANCE:
             wave.block.port.disturb(self.rng)
         if wave.ended:
             wave.in_flight.drain()
         if not wave.may_run():
+            return
+        if self.rng.random() < STALL_CHANCE:
+            wave.sleep(self.rng.randrange(LONGEST_STALL))
             return
         code = wave.code
         for _ in range(self.rng.randrange(1, LONGEST_TURN)):
@@ -163,12 +190,13 @@ class Machine:
             if device.launch is not None:
                 device.cache.write_back()
                 device.launch = None
-            if not device.waiting:
+            launch = device.next_launch()
+            if launch is None:
                 return []
             device.cache.invalidate()
-            self._launch(device, device.waiting.popleft())
-        started = []
-        while device.blocks_to_start and len(device.running) < (self.resident_blocks or len(device.blocks_to_start) + 1):
+            self._launch(device, launch)
+        started: list[Wave] = []
+        while device.blocks_to_start and len(device.running) < (self.resident_blocks or MOST_BLOCKS):
             block = self._start_block(device, device.blocks_to_start.popleft())
             device.running.append(block)
             started += block.waves
@@ -198,6 +226,8 @@ class Machine:
             enabled = (1 << min(lanes, launch.threads - index * lanes)) - 1
             wave = Wave(block, index, launch.code, kernel, enabled)
             _initial_registers(wave, kernel, launch.code.target, number, device.kernargs)
+            if self.rng.random() < LATE_START_CHANCE:
+                wave.sleep(self.rng.randrange(LONGEST_STALL))
             block.waves.append(wave)
         return block
 

@@ -1,7 +1,7 @@
 """Memory: arenas at made-up addresses, and what is known of every byte.
 
-Accesses name the lanes' addresses, one each; every one must lie inside one arena. A byte that nobody wrote is undefined,
-and reading it is refused.
+Accesses name the lanes' addresses, one each; every one must lie inside one arena. A byte that nobody wrote is
+undefined, and reading it is refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Share(NamedTuple):
     arena: Arena
     rows: Any
     """Their positions among all, or a slice if that is all of them."""
-    index: Index
+    offsets: Index
+    """[accesses, size], of every byte."""
 
 
 class Memory:

@@ -6,13 +6,14 @@ import functools
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tests.amd.sim.errors import Unknown
-from tests.amd.sim.wave import AWAITED, M0, TTMP, UNDEFINED, VCC, WORD, Wave
+from tests.amd.sim.errors import Refused, Unknown
+from tests.amd.sim.wave import M0, TTMP, VCC, WORD, Wave, partly
 
 # Where flat addresses reach a block's LDS and a lane's scratch memory: the upper halves of such addresses.
 SHARED_APERTURE, PRIVATE_APERTURE = 0x0001_0000 << 32, 0x0002_0000 << 32
@@ -50,7 +51,8 @@ class Kind(Enum):
     NULL = "null"
 
 
-class Operand(NamedTuple):
+@dataclass(frozen=True)
+class Operand:
     kind: Kind
     index: int = 0
     count: int = 1
@@ -75,6 +77,9 @@ NAMED = {
     "null": Operand(Kind.NULL),
     "src_shared_base": Operand(Kind.CONSTANT, value=SHARED_APERTURE),
     "src_private_base": Operand(Kind.CONSTANT, value=PRIVATE_APERTURE),
+    # gfx1250 makes a flat address of one in scratch memory by adding this, and the lane's number at bit 52.
+    "src_flat_scratch_base_lo": Operand(Kind.CONSTANT, value=PRIVATE_APERTURE),
+    "src_flat_scratch_base_hi": Operand(Kind.CONSTANT, value=PRIVATE_APERTURE >> 32),
 }
 REGISTERS = re.compile(r"(s|v|ttmp)(?:(\d+)|\[(\d+):(\d+)\])$")
 WHOLE = re.compile(r"-?(0x[0-9a-f]+|\d+)$")
@@ -97,12 +102,16 @@ def parse_operand(text: str) -> Operand:
     if REAL.match(text):
         return Operand(Kind.CONSTANT, value=float(text))
     if wrapped := WRAPPED.match(text):
-        flag = {"abs": "absolute", "neg": "negative", "sext": "signed"}[wrapped[1]]
-        return parse_operand(wrapped[2])._replace(**{flag: True})
+        inner = parse_operand(wrapped[2])
+        return {
+            "abs": replace(inner, absolute=True),
+            "neg": replace(inner, negative=True),
+            "sext": replace(inner, signed=True),
+        }[wrapped[1]]
     if text.startswith("-"):
-        return parse_operand(text[1:])._replace(negative=True)
+        return replace(parse_operand(text[1:]), negative=True)
     if text.startswith("|") and text.endswith("|"):
-        return parse_operand(text[1:-1])._replace(absolute=True)
+        return replace(parse_operand(text[1:-1]), absolute=True)
     raise Unknown(f"operand {text!r}")
 
 
@@ -140,19 +149,24 @@ def scalar_source(text: str, bits: int = 32) -> Read:
     raise Unknown(f"scalar operand {text!r}")
 
 
-def scalar_words(text: str, bits: int = 32) -> Read:
-    """Reads a list of words without looking at them, for moves: UNDEFINED is passed on."""
+KnownBits = Callable[[Wave], tuple[int, int]]
+
+
+def known_bits(text: str, bits: int = 32) -> KnownBits:
+    """Reads a value and a mask of its undefined bits, which are 0 in the value."""
     operand = parse_operand(text)
     if operand.kind is not Kind.SGPR:
         read = scalar_source(text, bits)
-        return lambda wave: [read(wave) >> shift & WORD for shift in range(0, bits, 32)]
-    index, count = operand.index, bits // 32
+        return lambda wave: (read(wave), 0)
+    index = operand.index
+    if bits == 32:
+        return lambda wave: wave.known_bits(index)
 
-    def words(wave: Wave) -> list[Any]:
-        found = wave.sgpr[index : index + count]
-        return [wave.read_sgpr(index + i) for i in range(count)] if AWAITED in found else found
+    def pair(wave: Wave) -> tuple[int, int]:
+        (low, low_unknown), (high, high_unknown) = wave.known_bits(index), wave.known_bits(index + 1)
+        return low | high << 32, low_unknown | high_unknown << 32
 
-    return words
+    return pair
 
 
 def scalar_destination(text: str, bits: int = 32) -> Write:
@@ -183,31 +197,29 @@ def _write_exec(wave: Wave, value: int, *, operand: Operand) -> None:
         wave.set_exec(wave.exec & WORD | (value & WORD) << 32)
 
 
-def scalar_words_destination(text: str, bits: int = 32) -> Write:
-    """Writes a list of words, some of which may be UNDEFINED."""
-    operand = parse_operand(text)
-    if operand.kind is Kind.SGPR:
+def known_bits_destination(text: str, bits: int = 32) -> Callable[[Wave, int, int], None]:
+    """Writes a value some bits of which may be undefined."""
+    operand, whole = parse_operand(text), scalar_destination(text, bits)
 
-        def write(wave: Wave, words: list[Any]) -> None:
-            for i, word in enumerate(words):
-                wave.write_sgpr(operand.index + i, word)
+    def write(wave: Wave, value: int, unknown: int) -> None:
+        if not unknown:
+            whole(wave, value)
+        elif operand.kind is not Kind.SGPR:
+            raise Refused(f"an undefined value for {text}")
+        else:
+            for word in range(bits // 32):
+                shift = 32 * word
+                wave.write_sgpr(operand.index + word, partly(value >> shift & WORD, unknown >> shift & WORD))
 
-        return write
-    whole = scalar_destination(text, bits)
-
-    def write_whole(wave: Wave, words: list[Any]) -> None:
-        if UNDEFINED in words:
-            raise Unknown(f"an undefined value for {text}")
-        whole(wave, sum(word << 32 * i for i, word in enumerate(words)))
-
-    return write_whole
+    return write
 
 
 # Vector operands: one numpy element per lane, or a single one for all.
 
 
 def vector_source(text: str, kind: Type) -> Read:
-    """Reads the lanes that are switched on; the others are whatever they are."""
+    """Reads the lanes that are switched on; the others are whatever they are. Undefined lanes taint the instruction,
+    so whoever reads has to take or refuse the taint."""
     operand = parse_operand(text)
     if operand.signed:
         raise Unknown(f"{text!r} outside SDWA")
@@ -230,14 +242,15 @@ def _vector_source(text: str, operand: Operand, kind: Type) -> Read:
 
             def word(wave: Wave) -> Any:
                 if wave.blocked[index] & wave.exec:
-                    wave.check(index, 1, wave.exec)
+                    wave.taint(index, wave.exec)
                 return wave.vgpr[:, index].view(dtype)
 
             return word
 
         def pair(wave: Wave) -> Any:
             if (wave.blocked[index] | wave.blocked[index + 1]) & wave.exec:
-                wave.check(index, 2, wave.exec)
+                wave.taint(index, wave.exec, high=False)
+                wave.taint(index + 1, wave.exec, low=False)
             return wave.vgpr[:, index : index + 2].view(dtype)[:, 0]
 
         return pair
@@ -251,12 +264,12 @@ def _vector_source(text: str, operand: Operand, kind: Type) -> Read:
     return lambda wave: unsigned(scalar(wave)).view(dtype)
 
 
-def lane_mask_source(text: str) -> Read:
-    """A bit per lane: VCC, EXEC or SGPRs."""
+def lane_mask_source(text: str) -> KnownBits:
+    """A bit per lane, of VCC, EXEC or SGPRs, and which of these are undefined."""
     operand = parse_operand(text)
     if operand.kind is Kind.CONSTANT:
-        return lambda wave: constant_bits(operand.value, 2) & wave.everyone
-    return scalar_source(text, 32 * operand.count)
+        return lambda wave: (constant_bits(operand.value, 2) & wave.everyone, 0)
+    return known_bits(text, 32 * operand.count)
 
 
 def lane_mask_destination(text: str) -> Write:

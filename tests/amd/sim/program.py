@@ -1,7 +1,7 @@
 """Instructions of a code object, from its listing, every byte of which is held against the code object.
 
-So the text needs no trust: if the assembler's bytes are those that would be loaded, the text is what would run. Operands
-that only the linker knows, and where branches lead, are taken from the code object.
+So the text needs no trust: if the assembler's bytes are those that would be loaded, the text is what would run.
+Operands that only the linker knows, and where branches lead, are taken from the code object.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class Program:
                 raise ValueError(f"{text}: the listing says {','.join(encoding)}, at {at:#x} is {loaded.hex(',')}")
         known = all(byte.startswith("0x") for byte in encoding)
         if known == (fixup is not None):
-            raise ValueError(f"{text}: bytes {','.join(encoding)} and fixup {fixup and fixup[0]!r} do not belong together")
+            raise ValueError(
+                f"{text}: bytes {','.join(encoding)} and fixup {fixup and fixup[0]!r} do not belong together"
+            )
         one = replace(parse(text), address=self.base + at, bytes=len(encoding))
         if fixup is None:
             return one

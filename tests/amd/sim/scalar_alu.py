@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from tests.amd.sim.errors import UndefinedScalar
 from tests.amd.sim.floats import fused_multiply_add, whole_number
-from tests.amd.sim.operands import scalar_destination, scalar_source
+from tests.amd.sim.operands import known_bits, known_bits_destination, scalar_destination, scalar_source
 from tests.amd.sim.program import Instruction
 from tests.amd.sim.table import Execute, Target, allow_modifiers, operands, semantics
-from tests.amd.sim.wave import WORD, Wave
+from tests.amd.sim.wave import UNDEFINED, WORD, Wave
 
 
 class Scc(Enum):
@@ -23,6 +25,8 @@ class Scc(Enum):
     """The function returns the result and SCC."""
     ONLY = 3
     """The function returns SCC, there is no other result."""
+    LOGIC = 4
+    """As NONZERO; and every bit of the result depends on the same bit of the sources only."""
 
 
 def signed(value: int, bits: int = 32) -> int:
@@ -31,39 +35,67 @@ def signed(value: int, bits: int = 32) -> int:
 
 
 def scalar(names: str, bits: int, sources: str, function: Callable[..., Any], scc: Scc = Scc.KEPT) -> None:
-    """A row for every name: `bits` of the result, and of every source; a source may be `scc`, or `self`, the destination."""
-    kinds = sources.split()
+    """A row for every name: bits of the result and of each source, which may be `scc` or `self`, the destination."""
+    kinds, mask = sources.split(), (1 << bits) - 1
 
     def bind(instruction: Instruction, target: Target) -> Execute:
         allow_modifiers(instruction)
         texts = list(operands(instruction, sum(kind.isdigit() for kind in kinds) + (scc is not Scc.ONLY)))
         destination = None if scc is Scc.ONLY else texts.pop(0)
-        write = scalar_destination(destination, bits) if destination else None
-        reads = [_source(kind, destination, texts) for kind in kinds]
+        given = [(destination or "" if kind == "self" else kind if kind == "scc" else texts.pop(0)) for kind in kinds]
+        sizes = [int(kind) if kind.isdigit() else 32 for kind in kinds]
+        reads = [scalar_source(text, size) for text, size in zip(given, sizes, strict=True)]
+        if destination is None:
+
+            def compare(wave: Wave) -> None:
+                wave.scc = int(function(*[read(wave) for read in reads]))
+
+            return compare
+        write = scalar_destination(destination, bits)
+        careful = _careful(function, destination, bits, given, sizes, scc)
 
         def execute(wave: Wave) -> None:
-            result = function(*[read(wave) for read in reads])
+            try:
+                result = function(*[read(wave) for read in reads])
+            except UndefinedScalar:
+                careful(wave)
+                return
             if scc is Scc.GIVEN:
                 result, wave.scc = result
-            elif scc is Scc.NONZERO:
-                wave.scc = int(result & ((1 << bits) - 1) != 0)
-            if write is None:
-                wave.scc = int(result)
-            else:
-                write(wave, result)
+            elif scc is not Scc.KEPT:
+                wave.scc = int(result & mask != 0)
+            write(wave, result)
 
         return execute
 
     semantics(*names.split())(bind)
 
 
-def _source(kind: str, destination: str | None, texts: list[str]) -> Callable[[Wave], int]:
-    if kind == "scc":
-        return lambda wave: wave.read_scc()
-    if kind == "self":
-        assert destination is not None
-        return scalar_source(destination)
-    return scalar_source(texts.pop(0), int(kind))
+def _careful(
+    function: Callable[..., Any], destination: str, bits: int, texts: list[str], sizes: list[int], scc: Scc
+) -> Execute:
+    """With undefined sources. What is no logic is undefined altogether, and so is what SCC says of it."""
+    reads = [known_bits(text, size) for text, size in zip(texts, sizes, strict=True)]
+    write, mask = known_bits_destination(destination, bits), (1 << bits) - 1
+
+    def execute(wave: Wave) -> None:
+        values = [read(wave) for read in reads]
+        result, unknown = logic_of_known_bits(function, values) if scc is Scc.LOGIC else (0, mask)
+        if scc is not Scc.KEPT:
+            wave.scc = 1 if result & mask & ~unknown else UNDEFINED
+        write(wave, result & mask & ~unknown, unknown & mask)
+
+    return execute
+
+
+def logic_of_known_bits(function: Callable[..., int], values: list[tuple[int, int]]) -> tuple[int, int]:
+    """The result of bitwise logic, and its undefined bits: those that the undefined bits of the sources can change."""
+    results = [function(*choice) for choice in product(*[{value, value | unknown} for value, unknown in values])]
+    first, *others = results
+    unknown = 0
+    for other in others:
+        unknown |= first ^ other
+    return first & ~unknown, unknown
 
 
 def _carry(total: int) -> tuple[int, int]:
@@ -116,15 +148,15 @@ def _fused(a: int, b: int, c: int) -> int:
 def _sized(bits: int) -> None:
     """What there is for 32 and for 64 bits."""
     both = f"{bits} {bits}"
-    scalar(f"s_and_b{bits}", bits, both, lambda a, b: a & b, Scc.NONZERO)
-    scalar(f"s_or_b{bits}", bits, both, lambda a, b: a | b, Scc.NONZERO)
-    scalar(f"s_xor_b{bits}", bits, both, lambda a, b: a ^ b, Scc.NONZERO)
-    scalar(f"s_andn2_b{bits} s_and_not1_b{bits}", bits, both, lambda a, b: a & ~b, Scc.NONZERO)
-    scalar(f"s_orn2_b{bits} s_or_not1_b{bits}", bits, both, lambda a, b: a | ~b, Scc.NONZERO)
-    scalar(f"s_nand_b{bits}", bits, both, lambda a, b: ~(a & b), Scc.NONZERO)
-    scalar(f"s_nor_b{bits}", bits, both, lambda a, b: ~(a | b), Scc.NONZERO)
-    scalar(f"s_xnor_b{bits}", bits, both, lambda a, b: ~(a ^ b), Scc.NONZERO)
-    scalar(f"s_not_b{bits}", bits, str(bits), lambda a: ~a, Scc.NONZERO)
+    scalar(f"s_and_b{bits}", bits, both, lambda a, b: a & b, Scc.LOGIC)
+    scalar(f"s_or_b{bits}", bits, both, lambda a, b: a | b, Scc.LOGIC)
+    scalar(f"s_xor_b{bits}", bits, both, lambda a, b: a ^ b, Scc.LOGIC)
+    scalar(f"s_andn2_b{bits} s_and_not1_b{bits}", bits, both, lambda a, b: a & ~b, Scc.LOGIC)
+    scalar(f"s_orn2_b{bits} s_or_not1_b{bits}", bits, both, lambda a, b: a | ~b, Scc.LOGIC)
+    scalar(f"s_nand_b{bits}", bits, both, lambda a, b: ~(a & b), Scc.LOGIC)
+    scalar(f"s_nor_b{bits}", bits, both, lambda a, b: ~(a | b), Scc.LOGIC)
+    scalar(f"s_xnor_b{bits}", bits, both, lambda a, b: ~(a ^ b), Scc.LOGIC)
+    scalar(f"s_not_b{bits}", bits, str(bits), lambda a: ~a, Scc.LOGIC)
     scalar(f"s_lshl_b{bits}", bits, f"{bits} 32", lambda a, b: a << (b % bits), Scc.NONZERO)
     scalar(f"s_lshr_b{bits}", bits, f"{bits} 32", lambda a, b: a >> (b % bits), Scc.NONZERO)
     scalar(f"s_ashr_i{bits}", bits, f"{bits} 32", lambda a, b: signed(a, bits) >> (b % bits), Scc.NONZERO)
@@ -157,9 +189,14 @@ for comparison, holds in {
     def of_signed(a: int, b: int, holds: Callable[[int, int], bool] = holds) -> bool:
         return holds(signed(a), signed(b))
 
+    def of_signed_short(a: int, b: int, holds: Callable[[int, int], bool] = holds) -> bool:
+        return holds(signed(a), signed(b, 16))
+
     scalar(f"s_cmp_{comparison}_i32", 0, "32 32", of_signed, Scc.ONLY)
     if comparison not in ("eq", "lg"):
         scalar(f"s_cmp_{comparison}_u32", 0, "32 32", holds, Scc.ONLY)
+    scalar(f"s_cmpk_{comparison}_u32", 0, "32 32", holds, Scc.ONLY)
+    scalar(f"s_cmpk_{comparison}_i32", 0, "32 32", of_signed_short, Scc.ONLY)
 
 scalar("s_add_u32 s_add_co_u32", 32, "32 32", lambda a, b: _carry(a + b), Scc.GIVEN)
 scalar("s_sub_u32 s_sub_co_u32", 32, "32 32", lambda a, b: _carry(a - b), Scc.GIVEN)

@@ -13,7 +13,9 @@ from tests.amd.sim.program import Instruction
 from tests.amd.sim.wave import Wave, lanes_of
 
 SDWA_MODIFIERS = ("dst_sel", "dst_unused", "src0_sel", "src1_sel")
-SELECTED = {"DWORD": (0, 32)} | {f"WORD_{i}": (16 * i, 16) for i in range(2)} | {f"BYTE_{i}": (8 * i, 8) for i in range(4)}
+SELECTED = (
+    {"DWORD": (0, 32)} | {f"WORD_{i}": (16 * i, 16) for i in range(2)} | {f"BYTE_{i}": (8 * i, 8) for i in range(4)}
+)
 
 
 def sdwa_source(instruction: Instruction, text: str, kind: Type, position: int) -> Read:
@@ -46,9 +48,11 @@ def sdwa_destination(instruction: Instruction, register: int, kind: Type) -> Cal
         if bits != 32:
             whole = whole << np.uint32(shift) & field
             if unused == "UNUSED_PRESERVE":
-                wave.check(register, 1, wave.exec)
+                wave.taint(register, wave.exec)
                 whole = whole | wave.vgpr[:, register] & ~field
         wave.begin_write(register, 1, wave.exec)
         np.copyto(wave.vgpr[:, register], whole, where=lanes_of(wave.exec, wave.lanes))
+        low, high = wave.take_taint()
+        wave.blocked[register] |= low | high
 
     return commit

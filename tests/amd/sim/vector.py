@@ -6,6 +6,7 @@ The two steps, `evaluate` and `commit`, are apart so that both halves of a dual 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +27,14 @@ class Steps(NamedTuple):
     commit: Callable[[Wave, Any], None]
 
 
-class Moved(NamedTuple):
-    """What a move evaluates to: undefined lanes stay undefined where they go."""
+class Words(Enum):
+    """Which words of the sources a result of two words depends on."""
 
-    value: Any
-    undefined: int
+    APART = 0
+    """Each on the same word."""
+    UPWARDS = 1
+    """The low word on low words, the high word on all: sums and products."""
+    MIXED = 2
 
 
 BindSteps = Callable[[Instruction, Target], Steps]
@@ -63,18 +67,17 @@ def _bind_dual(instruction: Instruction, target: Target) -> Execute:
 
     def execute(wave: Wave) -> None:
         # Copies, for the first commit may change what the second is a view of.
-        values = _copy(first.evaluate(wave)), _copy(second.evaluate(wave))
-        first.commit(wave, values[0])
-        second.commit(wave, values[1])
+        one, taint = np.array(first.evaluate(wave)), wave.take_taint()
+        other, other_taint = np.array(second.evaluate(wave)), wave.take_taint()
+        wave.tainted_low, wave.tainted_high = taint
+        first.commit(wave, one)
+        wave.tainted_low, wave.tainted_high = other_taint
+        second.commit(wave, other)
 
     return execute
 
 
-def _copy(value: Any) -> Any:
-    return Moved(np.array(value.value), value.undefined) if isinstance(value, Moved) else np.array(value)
-
-
-def vector(names: str, result: str, sources: str, function: Function) -> None:
+def vector(names: str, result: str, sources: str, function: Function, words: Words = Words.UPWARDS) -> None:
     """A row for every name. Types are those of `Type`; `self` among the sources is the destination's old value."""
     kinds = sources.split()
 
@@ -85,7 +88,7 @@ def vector(names: str, result: str, sources: str, function: Function) -> None:
             vector_source(destination, TYPES[result]) if kind == "self" else source(instruction, texts.pop(0), kind, i)
             for i, kind in enumerate(kinds)
         ]
-        return Steps(_evaluation(function, reads), commitment(instruction, destination, TYPES[result]))
+        return Steps(_evaluation(function, reads), commitment(instruction, destination, TYPES[result], words))
 
     register_steps(names, bind_steps)
 
@@ -116,7 +119,9 @@ def _evaluation(function: Function, reads: list[Read]) -> Callable[[Wave], Any]:
     return lambda wave: function(*[read(wave) for read in reads])
 
 
-def commitment(instruction: Instruction, destination: str, kind: Type) -> Callable[[Wave, Any], None]:
+def commitment(
+    instruction: Instruction, destination: str, kind: Type, words: Words = Words.UPWARDS
+) -> Callable[[Wave, Any], None]:
     """Writes a result to the lanes that are switched on, or those of them that DPP leaves."""
     register = vgpr_of(destination, kind.words)
     lanes = dpp_lanes(instruction) if is_dpp(instruction) else None
@@ -137,5 +142,17 @@ def commitment(instruction: Instruction, destination: str, kind: Type) -> Callab
             wave.write_vgpr(register, value, mask)
         else:
             wave.write_vgpr_pair(register, value, mask)
+        if wave.tainted_low or wave.tainted_high:
+            pass_taint(wave, register, kind, mask, words)
 
     return commit
+
+
+def pass_taint(wave: Wave, register: int, kind: Type, mask: int, words: Words = Words.UPWARDS) -> None:
+    """What was computed from undefined lanes is undefined."""
+    low, high = wave.take_taint()
+    if kind.words == 1:
+        wave.blocked[register] |= (low | high) & mask
+        return
+    wave.blocked[register] |= (low | high if words is Words.MIXED else low) & mask
+    wave.blocked[register + 1] |= (high if words is Words.APART else low | high) & mask

@@ -11,7 +11,7 @@ from tests.amd.sim.floats import fused_multiply_add, whole_number
 from tests.amd.sim.operands import Type
 from tests.amd.sim.program import Instruction
 from tests.amd.sim.table import Target, allow_modifiers, operands
-from tests.amd.sim.vector import Steps, commitment, register_steps, source, vector
+from tests.amd.sim.vector import Steps, Words, commitment, register_steps, source, vector
 
 U32, I32, U64, I64, F32 = np.uint32, np.int32, np.uint64, np.int64, np.float32
 LOW24 = U32(0xFFFFFF)
@@ -50,10 +50,10 @@ vector("v_sub_nc_u64", "u64", "u64 u64", lambda a, b: a - b)
 vector("v_mul_u64", "u64", "u64 u64", lambda a, b: a * b)
 vector("v_lshl_add_u64", "u64", "u64 u32 u64", lambda a, b, c: (a << _shift64(b)) + c)
 vector("v_lshlrev_b64", "u64", "u32 u64", lambda a, b: b << _shift64(a))
-vector("v_lshrrev_b64", "u64", "u32 u64", lambda a, b: b >> _shift64(a))
-vector("v_ashrrev_i64", "i64", "u32 i64", lambda a, b: b >> _shift64(a).astype(I64))
-vector("v_min_u64", "u64", "u64 u64", np.minimum)
-vector("v_max_u64", "u64", "u64 u64", np.maximum)
+vector("v_lshrrev_b64", "u64", "u32 u64", lambda a, b: b >> _shift64(a), Words.MIXED)
+vector("v_ashrrev_i64", "i64", "u32 i64", lambda a, b: b >> _shift64(a).astype(I64), Words.MIXED)
+vector("v_min_u64", "u64", "u64 u64", np.minimum, Words.MIXED)
+vector("v_max_u64", "u64", "u64 u64", np.maximum, Words.MIXED)
 
 vector("v_and_b32", "u32", "u32 u32", lambda a, b: a & b)
 vector("v_or_b32", "u32", "u32 u32", lambda a, b: a | b)
@@ -96,7 +96,8 @@ def _align(high: Any, low: Any, shift: Any) -> Any:
 
 def _permute_bytes(high: Any, low: Any, selectors: Any) -> Any:
     """Per selector byte: a byte of the two words, the sign of one of their halves, 0 or 0xff."""
-    both, result = _wide(high) << U64(32) | _wide(low), U32(0)
+    both: Any = _wide(high) << U64(32) | _wide(low)
+    result: Any = U32(0)
     for position in range(4):
         selector = _wide(selectors) >> U64(8 * position) & U64(0xFF)
         picked = both >> (selector % U64(8)) * U64(8) & U64(0xFF)
@@ -142,7 +143,9 @@ for _kind in ("u32", "i32"):
     _three = f"{_kind} {_kind} {_kind}"
     vector(f"v_min3_{_kind}", _kind, _three, lambda a, b, c: np.minimum(np.minimum(a, b), c))
     vector(f"v_max3_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.maximum(a, b), c))
-    vector(f"v_med3_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c)))
+    vector(
+        f"v_med3_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+    )
 
 vector("v_add_f32", "f32", "f32 f32", lambda a, b: a + b)
 vector("v_sub_f32", "f32", "f32 f32", lambda a, b: a - b)
@@ -162,13 +165,15 @@ vector("v_cvt_f32_u32", "f32", "u32", lambda a: np.asarray(a).astype(F32))
 vector("v_cvt_f32_i32", "f32", "i32", lambda a: np.asarray(a).astype(F32))
 vector("v_cvt_u32_f32", "u32", "f32", lambda a: whole_number(a, 0, 2**32 - 1).astype(U32))
 vector("v_cvt_i32_f32", "i32", "f32", lambda a: whole_number(a, -(2**31), 2**31 - 1).astype(I32))
-for _byte in range(4):
-    vector(f"v_cvt_f32_ubyte{_byte}", "f32", "u32", lambda a, shift=U32(8 * _byte): (a >> shift & U32(255)).astype(F32))
+vector("v_cvt_f32_ubyte0", "f32", "u32", lambda a: (a & U32(255)).astype(F32))
+vector("v_cvt_f32_ubyte1", "f32", "u32", lambda a: (a >> U32(8) & U32(255)).astype(F32))
+vector("v_cvt_f32_ubyte2", "f32", "u32", lambda a: (a >> U32(16) & U32(255)).astype(F32))
+vector("v_cvt_f32_ubyte3", "f32", "u32", lambda a: (a >> U32(24)).astype(F32))
 
 
 def truth_table(table: int, a: Any, b: Any, c: Any) -> Any:
     """Bit (a, b, c) of the table, for every bit of the operands."""
-    result = U32(0)
+    result: Any = U32(0)
     for row in range(8):
         if table >> row & 1:
             result = result | (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
@@ -216,7 +221,7 @@ def _bind_packed(function: Any) -> Any:
                 halves.append(_wide(np.asarray(function(*parts), F32).view(U32)))
             return halves[0] | halves[1] << U64(32)
 
-        return Steps(evaluate, commitment(instruction, destination, Type.U64))
+        return Steps(evaluate, commitment(instruction, destination, Type.U64, Words.MIXED))
 
     return bind_steps
 

@@ -1,4 +1,4 @@
-"""Vector instructions with a bit per lane besides their values: comparisons, carries, counts of lanes below; division."""
+"""Vector instructions with a bit per lane beside their values: comparisons, carries, counts of lanes below."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def _bind_comparison(
 
     def execute(wave: Wave) -> None:
         mask = to_mask(wave, holds(first(wave), second(wave)))
+        wave.refuse_taint()
         if write is not None:
             write(wave, mask)
         if changes_exec:
@@ -116,7 +117,13 @@ def compare_class(instruction: Instruction, target: Target) -> Execute:
     destination, value, classes = operands(instruction, 3)
     write, read = lane_mask_destination(destination), source(instruction, value, "f32", 0)
     read_classes = source(instruction, classes, "u32", 1)
-    return lambda wave: write(wave, to_mask(wave, _is_of_class(read(wave), read_classes(wave))))
+
+    def execute(wave: Wave) -> None:
+        mask = to_mask(wave, _is_of_class(read(wave), read_classes(wave)))
+        wave.refuse_taint()
+        write(wave, mask)
+
+    return execute
 
 
 # Carries. The destination of the carry comes second, the carry taken in, if there is one, last.
@@ -131,9 +138,14 @@ def _bind_carry(sum_of: Callable[[Any, Any, Any], Any], instruction: Instruction
     write, write_carry = commitment(instruction, destination, Type.U32), lane_mask_destination(carry_out)
 
     def execute(wave: Wave) -> None:
-        carries = lanes_of(carry_in(wave) & wave.everyone, wave.lanes).astype(np.int64) if carry_in else np.int64(0)
+        carries: Any = np.int64(0)
+        if carry_in is not None:
+            mask, unknown = carry_in(wave)
+            wave.tainted_low |= unknown & wave.exec
+            carries = lanes_of(mask, wave.lanes).astype(np.int64)
         total = sum_of(np.asarray(first(wave)).astype(np.int64), np.asarray(second(wave)).astype(np.int64), carries)
         carried = to_mask(wave, (total < 0) | (total >> 32 != 0))
+        wave.refuse_taint()
         write(wave, total.astype(np.uint32))
         write_carry(wave, carried)
 
@@ -159,7 +171,7 @@ def multiply_add_carry(instruction: Instruction, target: Target) -> Execute:
     def execute(wave: Wave) -> None:
         a, b, c = (np.asarray(read(wave)).astype(np.uint64) for read in reads)
         total = a * b + c
-        carried = to_mask(wave, total < c)
+        carried = to_mask(wave, total < c)  # which compilers do not use: the high words may be undefined
         write(wave, total)
         write_carry(wave, carried)
 

@@ -91,7 +91,7 @@ class Request(NamedTuple):
         spaces = {reach.access.space for reach in self.reaches}
         counters = {counter_of(target, space, kind) for space in spaces}
         lows, highs = zip(*(reach.access.extent for reach in self.reaches), strict=True)
-        space = spaces.pop() if len(spaces) == 1 else Space.FENCE
+        space = spaces.pop() if len(spaces) == 1 else Space.SEVERAL
         operation = Operation(counters, space, (min(lows), max(highs) + size), touch, deliver, place)
         self.wave.in_flight.issue(operation)
 
@@ -184,15 +184,16 @@ def _to_words(part: Part, loaded: Loaded, kept: Any) -> tuple[NDArray[np.uint32]
     lanes = len(loaded.data)
     if part.bytes >= 4:
         words = np.ascontiguousarray(loaded.data).view(np.uint32)
-        undefined = loaded.undefined.reshape(lanes, part.words, 4).any(axis=2) if loaded.undefined.size else NONE_UNDEFINED
-        return words, undefined
+        if not loaded.undefined.size:
+            return words, NONE_UNDEFINED
+        return words, np.asarray(loaded.undefined.reshape(lanes, part.words, 4).any(axis=2))
     narrow = np.ascontiguousarray(loaded.data).view(f"{'i' if part.signed else 'u'}{part.bytes}")
     words = narrow.astype(np.int64).astype(np.uint32)
     if part.half == "low":
         words = kept[:, None] & np.uint32(0xFFFF0000) | words
     elif part.half == "high":
         words = kept[:, None] & np.uint32(0xFFFF) | words << np.uint32(16)
-    undefined = loaded.undefined.any(axis=1, keepdims=True) if loaded.undefined.size else NONE_UNDEFINED
+    undefined = np.asarray(loaded.undefined.any(axis=1, keepdims=True)) if loaded.undefined.size else NONE_UNDEFINED
     return words, undefined
 
 

@@ -1,8 +1,7 @@
-"""What moves values between registers and lanes without computing: undefined lanes are passed on, not refused."""
+"""What moves values between registers and lanes without computing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,66 +10,35 @@ from tests.amd.sim.errors import Refused, Unknown
 from tests.amd.sim.operands import (
     Kind,
     Type,
+    known_bits,
+    known_bits_destination,
     lane_mask_source,
     parse_operand,
     scalar_source,
-    scalar_words,
-    scalar_words_destination,
     vector_source,
     vgpr_of,
 )
 from tests.amd.sim.program import Instruction
+from tests.amd.sim.sdwa import SDWA_MODIFIERS
 from tests.amd.sim.table import Execute, Target, allow_modifiers, operands, semantics
-from tests.amd.sim.vector import Moved, Steps, commitment, register_steps, source
-from tests.amd.sim.wave import UNDEFINED, WORD, Wave, lanes_of
-
-Read = Callable[[Wave], Moved]
+from tests.amd.sim.vector import Steps, Words, commitment, pass_taint, register_steps, source
+from tests.amd.sim.wave import UNDEFINED, Wave, lanes_of
 
 
-def moved_source(text: str, words: int = 1) -> Read:
-    """A register as it is, with its undefined lanes; or a constant."""
+def _kind(text: str, words: int) -> Type:
+    """Negative or absolute operands are floats."""
     operand = parse_operand(text)
     if operand.negative or operand.absolute:
-        read_float = vector_source(text, Type.F32)
-        return lambda wave: Moved(np.asarray(read_float(wave)).view(np.uint32), 0)
-    if operand.kind is not Kind.VGPR:
-        read = vector_source(text, Type.U32 if words == 1 else Type.U64)
-        return lambda wave: Moved(read(wave), 0)
-    index = vgpr_of(text, words)
-    kind = np.uint32 if words == 1 else np.uint64
-
-    def from_register(wave: Wave) -> Moved:
-        undefined = 0
-        for register in range(index, index + words):
-            undefined |= wave.blocked[register] & wave.exec
-            if undefined and register in wave.awaited:
-                raise Refused(wave.missing(register, undefined))
-        return Moved(wave.vgpr[:, index : index + words].view(kind)[:, 0], undefined)
-
-    return from_register
-
-
-def moved_destination(text: str, words: int = 1) -> Callable[[Wave, Moved], None]:
-    index = vgpr_of(text, words)
-
-    def write(wave: Wave, moved: Moved) -> None:
-        if words == 1:
-            wave.write_vgpr(index, moved.value, wave.exec)
-        else:
-            wave.write_vgpr_pair(index, moved.value, wave.exec)
-        for register in range(index, index + words) if moved.undefined else ():
-            wave.blocked[register] |= moved.undefined
-
-    return write
+        return Type.F32 if words == 1 else Type.F64
+    return Type.U32 if words == 1 else Type.U64
 
 
 def _bind_move(instruction: Instruction, target: Target) -> Steps:
+    allow_modifiers(instruction, *(instruction.modifiers if instruction.form not in ("", "e32", "e64") else ()))
     destination, text = operands(instruction, 2)
-    if instruction.form not in ("", "e32", "e64"):  # lanes or parts: what is undefined is refused
-        return Steps(source(instruction, text, "u32", 0), commitment(instruction, destination, Type.U32))
-    allow_modifiers(instruction)
     words = 2 if instruction.mnemonic.endswith("64") else 1
-    return Steps(moved_source(text, words), moved_destination(destination, words))
+    read = source(instruction, text, "u32" if words == 1 else "u64", 0)
+    return Steps(read, commitment(instruction, destination, _kind(destination, words), Words.APART))
 
 
 register_steps("v_mov_b32 v_mov_b64", _bind_move)
@@ -78,30 +46,21 @@ register_steps("v_mov_b32 v_mov_b64", _bind_move)
 
 def _bind_select(instruction: Instruction, target: Target) -> Steps:
     """The second source where the mask has a bit, else the first; the mask may be left out, it is VCC then."""
+    allow_modifiers(instruction, *(SDWA_MODIFIERS if instruction.form == "sdwa" else ()))
     destination, *texts = instruction.operands
-    mask_text = texts.pop() if len(texts) == 3 else ("vcc" if target.lanes == 64 else "vcc_lo")
-    mask = lane_mask_source(mask_text)
-    if instruction.form == "sdwa":
-        return _select_parts(instruction, destination, texts, mask)
-    allow_modifiers(instruction)
-    first, second = (moved_source(text) for text in texts)
-
-    def evaluate(wave: Wave) -> Moved:
-        chosen = mask(wave)
-        zero, one = first(wave), second(wave)
-        value = np.where(lanes_of(chosen & wave.everyone, wave.lanes), one.value, zero.value)
-        return Moved(value, zero.undefined & ~chosen | one.undefined & chosen)
-
-    return Steps(evaluate, moved_destination(destination))
-
-
-def _select_parts(instruction: Instruction, destination: str, texts: list[str], mask: Any) -> Steps:
-    first, second = (source(instruction, text, "u32", i) for i, text in enumerate(texts))
+    mask = lane_mask_source(texts.pop() if len(texts) == 3 else "vcc" if target.lanes == 64 else "vcc_lo")
+    kind = Type.F32 if Type.F32 in [_kind(text, 1) for text in texts] else Type.U32
+    first, second = (source(instruction, text, kind.label, i) for i, text in enumerate(texts))
 
     def evaluate(wave: Wave) -> Any:
-        return np.where(lanes_of(mask(wave) & wave.everyone, wave.lanes), second(wave), first(wave))
+        """Only the lanes that are chosen from a source matter."""
+        chosen, unknown = mask(wave)
+        zero, (tainted_zero, _) = first(wave), wave.take_taint()
+        one, (tainted_one, _) = second(wave), wave.take_taint()
+        wave.tainted_low = tainted_zero & ~chosen | tainted_one & chosen | unknown & wave.exec
+        return np.where(lanes_of(chosen, wave.lanes), one, zero)
 
-    return Steps(evaluate, commitment(instruction, destination, Type.U32))
+    return Steps(evaluate, commitment(instruction, destination, kind))
 
 
 register_steps("v_cndmask_b32", _bind_select)
@@ -111,14 +70,7 @@ register_steps("v_cndmask_b32", _bind_select)
 def swap(instruction: Instruction, target: Target) -> Execute:
     allow_modifiers(instruction)
     one, other = operands(instruction, 2)
-    reads, writes = (moved_source(one), moved_source(other)), (moved_destination(one), moved_destination(other))
-
-    def execute(wave: Wave) -> None:
-        first, second = (Moved(moved.value.copy(), moved.undefined) for moved in (read(wave) for read in reads))
-        writes[0](wave, second)
-        writes[1](wave, first)
-
-    return execute
+    return _moves_together([(one, other), (other, one)])
 
 
 @semantics("v_pk_mov_b32")
@@ -127,18 +79,27 @@ def packed_move(instruction: Instruction, target: Target) -> Execute:
     allow_modifiers(instruction, "op_sel", "op_sel_hi")
     destination, *texts = operands(instruction, 3)
     choice = [int(digit) for digit in instruction.modifiers.get("op_sel", "[0,1]").strip("[]").split(",")]
-    registers = []
+    start = vgpr_of(destination, 2)
+    words = []
     for text, high in zip(texts, choice, strict=True):
         operand = parse_operand(text)
-        letter = "v" if operand.kind is Kind.VGPR else "s"
-        registers.append(moved_source(f"{letter}{operand.index + high}"))
-    start = vgpr_of(destination, 2)
-    writes = [moved_destination(f"v{start + i}") for i in range(2)]
+        if operand.kind not in (Kind.VGPR, Kind.SGPR):
+            raise Unknown(f"constant in {instruction.text}")
+        words.append(f"{'v' if operand.kind is Kind.VGPR else 's'}{operand.index + high}")
+    return _moves_together([(f"v{start + i}", word) for i, word in enumerate(words)])
+
+
+def _moves_together(pairs: list[tuple[str, str]]) -> Execute:
+    """Destinations and sources; all are read before any is written."""
+    reads = [vector_source(text, Type.U32) for _, text in pairs]
+    registers = [vgpr_of(destination, 1) for destination, _ in pairs]
 
     def execute(wave: Wave) -> None:
-        values = [Moved(np.array(moved.value), moved.undefined) for moved in (read(wave) for read in registers)]
-        for write, value in zip(writes, values, strict=True):
-            write(wave, value)
+        values = [(np.array(read(wave)), wave.take_taint()) for read in reads]
+        for register, (value, taint) in zip(registers, values, strict=True):
+            wave.write_vgpr(register, value, wave.exec)
+            wave.tainted_low, wave.tainted_high = taint
+            pass_taint(wave, register, Type.U32, wave.exec)
 
     return execute
 
@@ -146,45 +107,45 @@ def packed_move(instruction: Instruction, target: Target) -> Execute:
 # Between a lane and a scalar register. These look at lanes whether they are switched on or not.
 
 
-def _lane_word(wave: Wave, register: int, lane: int) -> Any:
-    if wave.blocked[register] >> lane & 1:
-        if register in wave.awaited:
-            raise Refused(wave.missing(register, 1 << lane))
-        return UNDEFINED
-    return int(wave.vgpr[lane, register])
+def _lane_word(wave: Wave, register: int, lane: int) -> tuple[int, int]:
+    if not wave.blocked[register] >> lane & 1:
+        return int(wave.vgpr[lane, register]), 0
+    if register in wave.awaited:
+        raise Refused(wave.missing(register, 1 << lane))
+    return UNDEFINED
 
 
 @semantics("v_readlane_b32")
 def read_lane(instruction: Instruction, target: Target) -> Execute:
     destination, text, lane = operands(instruction, 3)
-    write, register, which = scalar_words_destination(destination), vgpr_of(text, 1), scalar_source(lane)
-    return lambda wave: write(wave, [_lane_word(wave, register, which(wave) % wave.lanes)])
+    write, register, which = known_bits_destination(destination), vgpr_of(text, 1), scalar_source(lane)
+    return lambda wave: write(wave, *_lane_word(wave, register, which(wave) % wave.lanes))
 
 
 @semantics("v_readfirstlane_b32")
 def read_first_lane(instruction: Instruction, target: Target) -> Execute:
     destination, text = operands(instruction, 2)
-    write, register = scalar_words_destination(destination), vgpr_of(text, 1)
+    write, register = known_bits_destination(destination), vgpr_of(text, 1)
 
     def execute(wave: Wave) -> None:
         lane = (wave.exec & -wave.exec).bit_length() - 1 if wave.exec else 0
-        write(wave, [_lane_word(wave, register, lane)])
+        write(wave, *_lane_word(wave, register, lane))
 
     return execute
 
 
 @semantics("v_writelane_b32")
 def write_lane(instruction: Instruction, target: Target) -> Execute:
+    """A word with undefined bits becomes an undefined lane."""
     destination, text, lane = operands(instruction, 3)
-    register, read, which = vgpr_of(destination, 1), scalar_words(text), scalar_source(lane)
+    register, read, which = vgpr_of(destination, 1), known_bits(text), scalar_source(lane)
 
     def execute(wave: Wave) -> None:
-        (word,), place = read(wave), which(wave) % wave.lanes
+        (word, unknown), place = read(wave), which(wave) % wave.lanes
         wave.begin_write(register, 1, 1 << place)
-        if word is UNDEFINED:
+        wave.vgpr[place, register] = word
+        if unknown:
             wave.blocked[register] |= 1 << place
-        else:
-            wave.vgpr[place, register] = word & WORD
 
     return execute
 

@@ -64,9 +64,7 @@ def wait_for_nothing(instruction: Instruction, target: Target) -> Execute:
     return lambda wave: None
 
 
-def _fence(names: str, counter: str, action: Callable[[Any, str], None]) -> None:
-    """A fence reaches memory behind all operations of its wave that were issued before, and ahead of all that follow."""
-
+def _fence(names: str, counter: str, space: Space, action: Callable[[Any, str], None]) -> None:
     def bind(instruction: Instruction, target: Target) -> Execute:
         allow_modifiers(instruction, "sc0", "sc1", "scope")
         scope = scope_of(instruction.modifiers)
@@ -76,15 +74,15 @@ def _fence(names: str, counter: str, action: Callable[[Any, str], None]) -> None
             def touch() -> None:
                 action(wave.block.port, scope)
 
-            wave.in_flight.issue(Operation({counters}, Space.FENCE, (0, 0), touch, None, wave.place()))
+            wave.in_flight.issue(Operation({counters}, space, (0, 0), touch, None, wave.place()))
 
         return execute
 
     semantics(*names.split())(bind)
 
 
-_fence("buffer_wbl2 global_wb", "store", lambda port, scope: port.write_back(scope))
-_fence("buffer_inv global_inv", "load", lambda port, scope: port.invalidate(scope))
+_fence("buffer_wbl2 global_wb", "store", Space.RELEASE, lambda port, scope: port.write_back(scope))
+_fence("buffer_inv global_inv", "load", Space.ACQUIRE, lambda port, scope: port.invalidate(scope))
 
 
 SCALAR_LOADS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16} | {
@@ -118,7 +116,7 @@ def scalar_load(instruction: Instruction, target: Target) -> Execute:
 def _words(access: GlobalAccess, size: int) -> list[Any]:
     """What a compiler loads along, such as the padding of a struct, may be undefined."""
     data, defined = access.port.load_unchecked(access.addresses, size, access.scope)
-    values, known = data.reshape(-1).view(np.uint32).tolist(), defined.reshape(-1, 4).all(axis=1)
+    values, known = data.reshape(-1).view(np.uint32).tolist(), np.all(defined.reshape(-1, 4), axis=1).tolist()
     return [value if known[i] else UNDEFINED for i, value in enumerate(values)]
 
 

@@ -2,19 +2,21 @@
 
 A vector register is a column of `vgpr`, so that the words of a wide value lie side by side. `blocked[i]` has a bit for
 every lane of v[i] that holds no value yet, because nobody wrote one or because a load is still under way (`awaited`
-counts those). Moves pass an undefined lane on; whatever computes with one is refused. An SGPR that holds no value is
-UNDEFINED, one whose load is under way AWAITED.
+counts those). Reading the latter is refused. Compilers do compute with undefined values, of which they then use no
+part, so what is computed from one is undefined too; refused is what lets it matter: an address, a comparison, a store.
+An SGPR that is not an integer is `Partly` defined, or AWAITED while a load is under way. Compilers keep masks of lanes
+in SGPRs of which only the bits of some lanes were ever written, so those are known bit by bit.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.amd.sim.errors import Refused
+from tests.amd.sim.errors import Refused, UndefinedScalar
 from tests.amd.sim.in_flight import InFlight
 
 if TYPE_CHECKING:
@@ -26,13 +28,21 @@ VCC, TTMP, M0, SGPRS = 106, 108, 124, 128
 WORD = 0xFFFFFFFF
 
 
-class NoValue:
-    def __init__(self, why: str) -> None:
-        self.why = why
+class Partly(NamedTuple):
+    """A word with bits that nobody wrote; those are 0 in `value`."""
+
+    value: int
+    unknown: int
 
 
-UNDEFINED = NoValue("was never written")
-AWAITED = NoValue("is being loaded: a wait is missing")
+UNDEFINED = Partly(0, WORD)
+AWAITED = "AWAITED"
+NEVER_WRITTEN = "was never written"
+STILL_LOADED = "is being loaded: a wait is missing"
+
+
+def partly(value: int, unknown: int) -> int | Partly:
+    return Partly(value & ~unknown, unknown) if unknown else value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -60,6 +70,8 @@ class Wave:
         self.vgpr = np.zeros((lanes, vgprs), np.uint32)
         self.blocked = [self.everyone] * vgprs
         self.awaited: dict[int, int] = {}
+        self.tainted_low = self.tainted_high = 0
+        self._taint_reason = ""
         self.scc: Any = UNDEFINED
         self.scratch = np.zeros((lanes, scratch_bytes), np.uint8)
         self.scratch_defined = np.zeros((lanes, scratch_bytes), bool)
@@ -100,7 +112,7 @@ class Wave:
         self._awaits_barrier = self.block.barrier.phase < self.barrier_phase
 
     def sleep(self, turns: int) -> None:
-        self._asleep = min(turns, 4)
+        self._asleep = turns
 
     def finish(self) -> None:
         self.ended = True
@@ -119,22 +131,34 @@ class Wave:
     def read_sgpr(self, index: int) -> int:
         value = self.sgpr[index]
         if value.__class__ is not int:
-            raise Refused(f"{sgpr_name(index)} {value.why}")
-        return value  # type: ignore[no-any-return]
+            raise self._no_value(index)
+        return value
 
     def read_sgpr_pair(self, index: int) -> int:
         return self.read_sgpr(index) | self.read_sgpr(index + 1) << 32
 
+    def known_bits(self, index: int) -> tuple[int, int]:
+        """The word, and a mask of its undefined bits."""
+        value = self.sgpr[index]
+        if value is AWAITED:
+            raise self._no_value(index)
+        return value if isinstance(value, Partly) else (value, 0)
+
+    def _no_value(self, index: int) -> Refused:
+        if self.sgpr[index] is AWAITED:
+            return Refused(f"{sgpr_name(index)} {STILL_LOADED}")
+        return UndefinedScalar(f"{sgpr_name(index)} {NEVER_WRITTEN}")
+
     def write_sgpr(self, index: int, value: Any) -> None:
-        """`value` is a word, or UNDEFINED."""
+        """`value` is a word, or one that is partly defined."""
         if self.sgpr[index] is AWAITED:
             raise Refused(f"{sgpr_name(index)} is written while a load into it is under way")
         self.sgpr[index] = value
 
     def read_scc(self) -> int:
         if self.scc.__class__ is not int:
-            raise Refused(f"SCC {self.scc.why}")
-        return self.scc  # type: ignore[no-any-return]
+            raise Refused(f"SCC {NEVER_WRITTEN}")
+        return self.scc
 
     # Vector registers.
 
@@ -144,9 +168,27 @@ class Wave:
             if missing := self.blocked[register] & mask:
                 raise Refused(self.missing(register, missing))
 
+    def taint(self, register: int, mask: int, low: bool = True, high: bool = True) -> None:
+        """Notes that the instruction in hand has read undefined lanes, for the low or the high word of its result."""
+        if missing := self.blocked[register] & mask:
+            if register in self.awaited:
+                raise Refused(self.missing(register, missing))
+            self.tainted_low |= missing * low
+            self.tainted_high |= missing * high
+            self._taint_reason = self.missing(register, missing)
+
+    def take_taint(self) -> tuple[int, int]:
+        found = self.tainted_low, self.tainted_high
+        self.tainted_low = self.tainted_high = 0
+        return found
+
+    def refuse_taint(self) -> None:
+        if any(self.take_taint()):
+            raise Refused(self._taint_reason)
+
     def missing(self, register: int, lanes: int) -> str:
         lane = (lanes & -lanes).bit_length() - 1
-        why = AWAITED.why if register in self.awaited else UNDEFINED.why
+        why = STILL_LOADED if register in self.awaited else NEVER_WRITTEN
         return f"lane {lane} of v{register} {why}"
 
     def begin_write(self, index: int, count: int, mask: int) -> None:
