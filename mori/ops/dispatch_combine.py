@@ -279,7 +279,7 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
             tokens = self._combine_tokens(indices, routing)
         external = self.config.use_external_inp_buf if use_external_inp_buf < 0 else bool(use_external_inp_buf)
         if self._limits.quant_type is not _NO_QUANT:
-            self._check_quantised(input, external)
+            self._check_quantised(input, external, weighted=weights is not None)
         work = call.passed if external else call.in_place
         registered = addresses[0] == self._registered_begin
         zero_copy = registered and (not external or work == call.in_place)
@@ -498,8 +498,8 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         """Rows received; waits on GPUs."""
         return self._plan.received if routing is None else int(routing.total_recv_token_num)
 
-    def _check_quantised(self, input: torch.Tensor, external: bool) -> None:
-        """ValueError where block-wise quantisation is not offered, as releases raise it."""
+    def _check_quantised(self, input: torch.Tensor, external: bool, weighted: bool) -> None:
+        """ValueError where block-wise quantisation is not offered, as in releases; else note the kernel's name."""
         limits = self._limits
         offered = kernels.BLOCKWISE_KERNEL_TYPES.get(limits.quant_type)
         if offered is None:
@@ -517,6 +517,8 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
                 f"{name} combine currently requires --zero-copy 0 (useExternalInpBuffer=True): rows in the registered "
                 "buffer cannot be quantised in place, pass use_external_inp_buf=1"
             )
+        scales = self._fp8_blockwise_combine_scale_dim
+        self._last_combine_kernel_name = kernels.released_name(limits, input.shape[1], scales, weighted)
 
     def _refuse_short_input(self, rows: int, routing: EpDispatchRoutingHandle | None) -> None:
         """Where the host knows how many are needed without waiting; a GPU takes missing rows for zeros."""

@@ -44,3 +44,13 @@ def initial(config: EpDispatchCombineConfig, limits: Limits) -> tuple[str, ...]:
     """Those that an op will most likely run: to be compiled when it is built."""
     dtype = config.data_type if config.data_type in (torch.bfloat16, torch.float32) else torch.bfloat16
     return "dispatch", combine_kernel(dtype, limits.quant_type, zero_copy=not config.use_external_inp_buf)
+
+
+def released_name(limits: Limits, columns: int, block_scales: int, weighted: bool) -> str:
+    """What other releases call the kernel of a block-wise combine: programs look at `op._last_combine_kernel_name`."""
+    name = f"EpCombineIntraNodeKernel_bf16_nop2p_{QUANT_NAMES[limits.quant_type]}"
+    block = -(-columns // block_scales)
+    vectorised = limits.topk in (8, 9) and limits.world_size > 4 and columns % 512 == 0 and block in (128, 256)
+    if weighted or not vectorised:
+        return name
+    return f"{name}_noweight_block{block}_vec8{'_top9' if limits.topk == 9 else ''}"

@@ -12,7 +12,7 @@ import torch
 
 import mori
 from mori import jit, target, tensor_utils
-from mori.ops import device_code, dispatch_combine
+from mori.ops import device_code, dispatch_combine, kernels
 from mori.ops.config import check_config
 from mori.ops.construction import shape_of
 from mori.ops.dispatch_combine import warmup_jit_kernels
@@ -144,3 +144,24 @@ def test_warm_up_on_the_host_is_silent(
 def test_gfx125x_is_asked_of_the_op_module(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MORI_GPU_ARCHS", "gfx1250")
     assert dispatch_combine._is_gfx125x() is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns", "weighted", "suffix"),
+    [
+        ({}, 7168, False, "_noweight_block128_vec8"),
+        ({"num_experts_per_token": 9}, 7168, False, "_noweight_block128_vec8_top9"),
+        ({"num_experts_per_token": 7}, 7168, False, ""),
+        ({"world_size": 4}, 7168, False, ""),
+        ({}, 7168, True, ""),
+        ({}, 7000, False, ""),
+        ({}, 3584, False, ""),
+    ],
+)
+def test_blockwise_combines_are_called_what_releases_call_them(
+    changes: dict[str, int], columns: int, weighted: bool, suffix: str
+):
+    sizes = {"world_size": 8, "gpu_per_node": 8, "hidden_dim": 7168, "num_experts_per_token": 8}
+    limits = check_config(make_config(**(sizes | {"quant_type": "fp8_blockwise"} | changes)))
+    name = kernels.released_name(limits, columns, 56, weighted)
+    assert name == f"EpCombineIntraNodeKernel_bf16_nop2p_fp8_blockwise{suffix}"
