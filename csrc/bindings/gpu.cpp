@@ -23,8 +23,8 @@ py::dict describe(const std::string& api, int ordinal) {
   return facts;
 }
 
-py::tuple grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors) {
-  const Grid found = choose_grid(tokens, row_bytes, block_num, warps, multiprocessors);
+py::tuple grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors, u32 lanes) {
+  const Grid found = choose_grid(tokens, row_bytes, block_num, warps, multiprocessors, lanes);
   return py::make_tuple(found.blocks, found.warps, found.parts, found.stagers);
 }
 
@@ -47,7 +47,7 @@ void bind_gpu(py::module_& module) {
       py::arg("api"), py::arg("address"), py::arg("bytes"), py::arg("ordinal"),
       "A view of memory that nothing keeps alive.");
   module.def("choose_grid", &grid, py::arg("tokens"), py::arg("row_bytes"), py::kw_only(), py::arg("block_num"),
-             py::arg("warps"), py::arg("multiprocessors"));
+             py::arg("warps"), py::arg("multiprocessors"), py::arg("lanes") = 32);
   module.attr("HANDLE_POSIX_DESCRIPTOR") = int(gpu::handle_posix_descriptor);
 }
 

@@ -15,6 +15,6 @@ struct Grid {
 constexpr u32 most_warps = 16;  // the kernels are compiled for so many
 
 // `block_num` and `warps` are upper bounds; 0 or less leaves the choice open.
-Grid choose_grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors);
+Grid choose_grid(u32 tokens, u32 row_bytes, int block_num, int warps, u32 multiprocessors, u32 lanes);
 
 }  // namespace mori

@@ -64,7 +64,7 @@ class GpuLauncher final : public Launcher {
   bool synchronous() const override { return false; }
   Grid grid(u32 tokens, u32 row_bytes, int block_num, int warps) const override {
     const int bound = warps_ == most_warps ? warps : int(smaller(warps > 0 ? u32(warps) : warps_, warps_));
-    return choose_grid(tokens, row_bytes, block_num, bound, gpu_.multiprocessors);
+    return choose_grid(tokens, row_bytes, block_num, bound, gpu_.multiprocessors, gpu_.lanes);
   }
   bool streams(u64) const override { return false; }  // the kernels decide
   void run(KernelId kernel, const void* args, const Grid& grid, u64 scratch_bytes, u64 stream) override {

@@ -74,3 +74,11 @@ def test_every_choice_is_legal(tokens: int, row_bytes: int, block_num: int, warp
     assert warps <= 0 or grid.warps <= warps
     assert 1 <= grid.parts <= max(1, row_bytes // 512)
     assert 1 <= grid.stagers <= grid.blocks
+
+
+def test_wider_waves_have_larger_parts() -> None:
+    narrow, wide = (
+        Grid(*_core.choose_grid(4, ROW_BYTES, block_num=0, warps=0, multiprocessors=304, lanes=lanes))
+        for lanes in (32, 64)
+    )
+    assert (narrow.parts, wide.parts) == (28, 14)
