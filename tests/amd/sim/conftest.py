@@ -10,8 +10,6 @@ import pytest
 from tests.amd.sim.bench import Bench
 from tests.amd.sim.toolchain import ARCHS, annotate
 
-pytest.importorskip("ziglang", reason="the package ziglang assembles and compiles what is simulated")
-
 
 @pytest.fixture(scope="session")
 def executed() -> Iterator[dict[str, set[str]]]:

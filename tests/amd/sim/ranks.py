@@ -32,6 +32,8 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernels:
+    """Each holds one kernel."""
+
     dispatch: Code
     combine: Code
 
@@ -57,16 +59,16 @@ class Rank:
             region = self._regions.region(name)
             self._slice.write(self._window + region.offset, np.zeros(region.bytes, np.uint8))
 
-    def dispatch(self, rows: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor) -> Launch:
+    def dispatch(self, rows: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, staged: bool) -> Launch:
         values = self._common(rows, len(rows)) | {
             "input": self._group.give(rows),
             "weights": self._group.give(weights),
             "scales": 0,
             "indices": self._group.give(indices),
             "scale_bytes": 0,
-            "staged": 0,
+            "staged": int(staged),
         }
-        return self._launch("DispatchArgs", self._group.kernels.dispatch, "mori_dispatch", values)
+        return self._launch("DispatchArgs", self._group.kernels.dispatch, values)
 
     def combine(self, rows: torch.Tensor, weights: torch.Tensor | None, tokens: int) -> Launch:
         values = self._common(rows, tokens) | {
@@ -76,7 +78,7 @@ class Rank:
             "weight_rows": 0 if weights is None else len(weights),
             "stagers": self._group.grid.stagers,
         }
-        return self._launch("CombineArgs", self._group.kernels.combine, "mori_combine_bf16", values)
+        return self._launch("CombineArgs", self._group.kernels.combine, values)
 
     def received(self, hidden: int) -> Received:
         count = int(self._read("received_count", 4).view(np.uint32)[0])
@@ -142,8 +144,8 @@ class Rank:
             "halves": HALVES_BOTH,
         }
 
-    def _launch(self, struct: str, code: Code, kernel: str, values: dict[str, int | bytes]) -> Launch:
-        grid = self._group.grid
+    def _launch(self, struct: str, code: Code, values: dict[str, int | bytes]) -> Launch:
+        grid, (kernel,) = self._group.grid, code.program.kernels
         return Launch(
             code=code,
             kernel=kernel,
