@@ -51,6 +51,7 @@ class Bench:
             self._executed.add(text)
             with np.errstate(all="ignore"):
                 bind(parse(text), self.target)(self.wave)
+            assert self.wave.take_taint() == (0, 0), f"{text} leaves its taint to another instruction"
         return self
 
     def text(self, both: str) -> str:

@@ -64,10 +64,6 @@ KERNEL meet_all_blocks(u32* arrived) {
   while (T::add_device(arrived, 0) < T::blocks()) T::relax();
 }
 
-KERNEL never_done(u64* word) {
-  while (T::load_system(word) == 0) T::relax();
-}
-
 // One wave stays away from the barrier that the others wait at.
 KERNEL uneven_barrier(u32* out, u64* word) {
   if (T::warp() == 0) {

@@ -114,12 +114,8 @@ class Machine:
         self.rng = random.Random(seed)
         self.resident_blocks = resident_blocks
         self.cycles = 0
+        """Instructions that waves have executed; all clocks show them."""
         self._kernargs = 0
-
-    @property
-    def time_ticks(self) -> int:
-        """A clock of 100 MHz: an instruction of any wave takes a tick."""
-        return self.cycles
 
     def run(self, *streams: Sequence[Work], most_instructions: int = 5_000_000) -> int:
         """Until all launches are done; the number of instructions that the waves executed."""

@@ -140,10 +140,9 @@ def clock(instruction: Instruction, target: Target) -> Execute:
     if message and message != ["sendmsg(MSG_RTN_GET_REALTIME)"]:
         raise Unknown(f"message {message[0]}")
     index, _ = sgpr_of(destination)
-    counts_time = instruction.mnemonic in ("s_memrealtime", "s_sendmsg_rtn_b64")
 
     def ticks(wave: Wave) -> list[Any]:
-        now = wave.block.machine.time_ticks if counts_time else wave.block.machine.cycles
+        now = wave.block.machine.cycles
         return [now & 0xFFFFFFFF, now >> 32]
 
     def execute(wave: Wave) -> None:
