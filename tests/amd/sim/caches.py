@@ -9,6 +9,7 @@ members do not share.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.amd.sim.memory import Arena, Bytes, Index, Known, Memory, Update, check_known, spread, updated
 
-LINE_BYTES = 128
+LINE_BYTES, PREFETCHED_LINES = 128, 64
 SCOPES = ("wave", "workgroup", "agent", "system")
 
 
@@ -92,6 +93,12 @@ class Cache:
         for shadow in self._shadows.values():
             shadow.state[shadow.state == CLEAN] = ABSENT
 
+    def prefetch(self, rng: random.Random) -> None:
+        """Brings some lines of all that was ever looked at."""
+        for arena, shadow in self._shadows.items():
+            first = rng.randrange(len(shadow.state)) // LINE_BYTES * LINE_BYTES
+            self.fetch(arena, np.arange(first, min(len(shadow.state), first + PREFETCHED_LINES * LINE_BYTES)))
+
     def _shadow(self, arena: Arena) -> Shadow:
         if arena not in self._shadows:
             size = len(arena.bytes)
@@ -147,9 +154,10 @@ class Port:
                 cache.invalidate()
 
     def disturb(self, rng: random.Random) -> None:
-        """Caches lose and write back what they hold whenever they like."""
+        """Caches write back, lose and bring what they like."""
         cache = rng.choice(self._caches)
-        rng.choice([cache.write_back, cache.invalidate])()
+        happenings: list[Callable[[], None]] = [cache.write_back, cache.invalidate, lambda: cache.prefetch(rng)]
+        rng.choice(happenings)()
 
     def _level(self, arena: Arena, index: Index, scope: str) -> Level:
         wanted = SCOPES.index(scope)
