@@ -24,8 +24,6 @@ struct EpShape {
 
   MORI_SHARED_CODE constexpr u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
   MORI_SHARED_CODE constexpr u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }
-  MORI_SHARED_CODE constexpr u32 flat_stride() const { return world_size * max_tokens; }  // of flat indices
-  MORI_SHARED_CODE constexpr u32 null_index() const { return world_size * flat_stride(); }
 };
 
 // A per-call fault, decided alike on every rank from the same words. The op stays usable.

@@ -89,7 +89,7 @@ def combine(
     Raises as `op.combine`, otherwise as `dispatch`.
     """
     _check("combine: rows", rows, op)
-    check_handle(handle, op._limits, op._device, op._limits.kernel_type)
+    check_handle(handle, op._limits, op._device)
     link = handle.link if isinstance(handle, LinkedRoutingHandle) else None
     if link is None or not link.requires_grad:
         link = _new_link(rows)

@@ -273,7 +273,7 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         if routing is None:
             routing = self._routing
         else:
-            check_handle(routing, self._limits, self._device, self._limits.kernel_type)
+            check_handle(routing, self._limits, self._device)
         tokens = self._plan.dispatched_tokens if routing is None else routing.cur_rank_num_token
         if tokens is None or tokens != call.ids:
             tokens = self._combine_tokens(indices, routing)
@@ -470,13 +470,12 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         self, work: DispatchWork, routing: EpDispatchRoutingHandle | None, return_routing: bool
     ) -> tuple[DispatchWork, EpDispatchRoutingHandle]:
         """The work of a dispatch along a handle, or of one that fills a new handle."""
-        kernel_type = self._limits.kernel_type
         if routing is None:
-            require_kernel_type(kernel_type)
+            require_kernel_type(self._limits.kernel_type)
             return work, new_handle(self._limits, self._device, work.tokens)
         if return_routing:
             raise ValueError("dispatch: routing and return_routing exclude each other: a replay makes no new handle")
-        check_handle(routing, self._limits, self._device, kernel_type)
+        check_handle(routing, self._limits, self._device)
         if work.tokens != routing.cur_rank_num_token:
             raise ValueError(
                 f"dispatch: input has {work.tokens} rows, the routing handle was made for "

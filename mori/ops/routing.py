@@ -67,10 +67,10 @@ def new_handle(limits: Limits, device: torch.device, tokens: int) -> EpDispatchR
     return EpDispatchRoutingHandle.from_tensors(tensors, tokens)
 
 
-def check_handle(handle: object, limits: Limits, device: torch.device, kernel_type: KernelType) -> None:
+def check_handle(handle: object, limits: Limits, device: torch.device) -> None:
     """NotImplementedError for a kernel type without handles, TypeError for what is none, ValueError for one that an op
     of another shape made."""
-    require_kernel_type(kernel_type)
+    require_kernel_type(limits.kernel_type)
     if not isinstance(handle, EpDispatchRoutingHandle):
         raise TypeError(f"routing must be an EpDispatchRoutingHandle, got {type(handle).__name__}")
     if not 0 <= handle.cur_rank_num_token <= limits.max_tokens:
