@@ -16,8 +16,10 @@ import generated_docs
 ROOT = Path(__file__).parents[1]
 MAX_FILE_LINES = 600
 MAX_MEDIAN_LINES = 200
-# The package and its core should read in a day.
+# The package and its core should read in a day. Reasons are not what makes code long to read, and a budget that counted
+# them would pay for leaving them out: blank lines and lines of comment alone are free.
 BUDGET_LINES, BUDGET_FOLDERS = 16_000, ("csrc", "mori")
+FREE_LINE = re.compile(r"\s*($|//|#(?!\s*(if|else|elif|endif|define|include|pragma)))")
 CODE = {".py", ".hpp", ".cpp", ".cu", ".hip", ".cmake", ".sh"}
 TEXT = CODE | {".md", ".toml", ".txt", ".in", ""}
 
@@ -63,9 +65,10 @@ def violations(files: list[Path]) -> Iterator[str]:
     code = {file: len(lines) for file, lines in texts.items() if file.suffix in CODE}
     if (median := statistics.median(code.values())) >= MAX_MEDIAN_LINES:
         yield f"the median source file has {median:g} lines, it must have fewer than {MAX_MEDIAN_LINES}"
-    used = sum(count for file, count in code.items() if file.relative_to(ROOT).parts[0] in BUDGET_FOLDERS)
+    budgeted = [file for file in code if file.relative_to(ROOT).parts[0] in BUDGET_FOLDERS]
+    used = sum(not FREE_LINE.match(line) for file in budgeted for line in texts[file])
     if used > BUDGET_LINES:
-        yield f"{' and '.join(BUDGET_FOLDERS)} have {used} lines, the budget is {BUDGET_LINES}"
+        yield f"{' and '.join(BUDGET_FOLDERS)} have {used} lines of code, the budget is {BUDGET_LINES}"
 
     for document in generated_docs.outdated():
         yield f"{document.relative_to(ROOT)}: not what its source says now: run `make docs`"
