@@ -358,7 +358,7 @@ int main(int argc, char** argv) {
         }
       }
       // What a program gets that leaves the grid open.
-      const Grid grid = choose_grid(n, row_bytes, 0, 0, 132);
+      const Grid grid = choose_grid(n, row_bytes, 0, 0, 132, 32);
       Case open{n, row_bytes, grid.blocks, grid.warps, grid.parts, true, fp8, false, grid.stagers};
       double left_open[3] = {measure(open, open, Mode::dispatch)};
       open.weights = false;

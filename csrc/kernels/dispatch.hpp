@@ -1,6 +1,7 @@
 // Dispatch, counts first:
-//   1. every block counts how many rows to each rank precede its own share; the first to start counts over all tokens;
-//   2. that block sends the whole row of counts and a header to every peer;
+//   1. this rank's rows to each rank are counted: few tokens by every block, many in chunks that running blocks claim;
+//      every block learns how many rows precede its own share;
+//   2. the first block to start, or who counted last, sends the whole row of counts to every peer, and a header;
 //   3. every block waits for all counts of this call: they are the credit (each peer has left its earlier calls, so
 //      nothing it may still read is overwritten), they fix every row's final slot, and they show an overflow early;
 //   4. direct: rows go straight to their slots, ordered by (source rank, token). Staged: before step 3 and without any
@@ -10,46 +11,36 @@
 // be two launches, the first of which ends before step 3. A replay sends new rows the way an earlier dispatch noted.
 #pragma once
 
-#include "dispatch_scratch.hpp"
+#include "dispatch_count.hpp"
 #include "pack.hpp"
-#include "rendezvous.hpp"
 
 namespace mori {
 inline namespace MORI_VARIANT {
 
 constexpr u32 move_chunk_rows = 8;  // landed rows that a block moves before it claims more
 
-// plain: by expert ids. replay: by the sender map of an earlier dispatch. packed: by ids, and the rows received are put
-// into the order of their experts as well.
-enum class DispatchKind { plain, replay, packed };
-
 template <class T, DispatchKind kind = DispatchKind::plain>
-class Dispatch {
-  using Mask = typename T::Mask;
-  static constexpr u32 span = 8 * sizeof(Mask);  // destinations per mask
+class Dispatch : CountedDispatch<T, kind> {
+  using Counted = CountedDispatch<T, kind>;
+  using Counted::a, Counted::s, Counted::t, Counted::scratch, Counted::items, Counted::share, Counted::span;
+  using Counted::first_token, Counted::last_token, Counted::destinations, Counted::rank_of, Counted::replays;
+  using typename Counted::Mask;
 
  public:
-  // A token is `parts` work items for its row and one for its small data, which a warp of its own takes along.
   MORI_DEVICE Dispatch(T& target, const DispatchArgs& args)
-      : t(target),
-        a(args),
-        s(target, args.ep, false),
-        scratch(target.template scratch<void>(), args.ep.world(), target.warps()),
-        items(args.parts + 1),
-        share(args.tokens * items, target.block(), target.blocks()),
-        words((args.ep.world() + span - 1) / span),
-        experts(args.ep.world() * args.ep.experts_per_rank()) {}
+      : Counted(target, args), words((args.ep.world() + span - 1) / span) {}
 
   MORI_DEVICE void run() {
-    clear_counters();
-    s.pass(Point::entered);
-    const bool is_first = half(half_send) ? count_and_draw() : s.draw() == 0;
+    bool sound = !s.aborted;
     if (half(half_send)) {
-      if (is_first && !s.aborted) announce();
+      sound = Counted::count(header());
       s.pass(Point::announced);
-      if (staged() && s.agree(!s.aborted)) send_share<Pass::landing>();
+      place_tile(first_token());
+      if (staged() && s.agree(sound)) send_share<Pass::landing>();
+    } else {
+      Counted::clear_counters();
     }
-    half(half_receive) ? receive() : s.leave();
+    half(half_receive) ? receive(sound) : s.leave();
   }
 
  private:
@@ -58,8 +49,8 @@ class Dispatch {
 
   MORI_DEVICE bool half(Half which) const { return !may_stage || (a.halves & which) != 0; }
 
-  MORI_DEVICE void receive() {
-    const bool heard = s.agree(!s.aborted && await_peers());
+  MORI_DEVICE void receive(bool sound) {
+    const bool heard = s.agree(sound && await_peers());
     s.pass(Point::heard);
     CallFault fault{};
     if (heard) fault = find_fault();
@@ -77,125 +68,11 @@ class Dispatch {
     finish(arrived, heard, fault);
   }
 
-  MORI_DEVICE static constexpr bool replays() { return kind == DispatchKind::replay; }
   MORI_DEVICE static constexpr bool packs() { return kind == DispatchKind::packed; }
   MORI_DEVICE bool staged() const { return may_stage && !packs() && a.staged != 0; }
   MORI_DEVICE Header header() const {
     const u32 flags = (staged() ? u32(header_staged_path) : 0u) | (a.scale_bytes != 0 ? u32(header_scales) : 0u);
     return {a.row_bytes, a.dtype, CallKind::dispatch, flags | (packs() ? u32(header_packed) : 0u)};
-  }
-
-  MORI_DEVICE void clear_counters() {
-    MORI_ROLLED
-    for (u32 d = t.thread(); d < s.world(); d += t.threads()) {
-      scratch.total[d] = scratch.before[d] = scratch.base[d] = scratch.received[d] = 0;
-      scratch.from[d] = scratch.blocks[d] = 0;
-    }
-    t.sync_block();
-  }
-
-  // What says where each token goes: its ids, or, in a replay, what became of them.
-  MORI_DEVICE const i32* routes() const {
-    return replays() ? reinterpret_cast<const i32*>(a.routing.sender_map) : a.indices;
-  }
-  // The rank that a route leads to; for one that leads nowhere, a number no mask word reaches.
-  MORI_DEVICE u32 rank_of(i32 route) const {
-    if (replays()) return u32(route) < a.ep.null_index() ? u32(route) / a.ep.flat_stride() : ~0u;
-    return u32(route) < experts ? a.ep.owner(u32(route)) : ~0u;
-  }
-
-  // Bit d: some expert of the token lives on live rank first + d. Ids outside the experts name nobody.
-  MORI_DEVICE Mask destinations(u32 token, u32 first) const {
-    const u32 topk = a.ep.topk();
-    const i32* ids = routes() + u64(token) * topk;
-    Mask mask = 0;
-    MORI_UNROLL_TWICE
-    for (u32 k = 0; k < topk; k += 4) {
-      i32 four[4];
-      T::load_indices(four, ids + k, topk - k);
-      MORI_UNROLL
-      for (u32 i = 0; i < 4; ++i) {
-        const u32 d = rank_of(four[i]) - first;
-        if (d < span) mask |= Mask(1) << d;
-      }
-    }
-    return mask & s.live_from(first);
-  }
-
-  // Whether this block is the first to start. Few tokens take the short way, and are counted while the draw's answer is
-  // under way; of many, only that block looks at all.
-  MORI_DEVICE bool count_and_draw() {
-    if (a.tokens <= t.warps() * T::lanes) {
-      count_groups<1>(a.tokens);
-      s.pass(Point::counted);
-      return s.draw() == 0;
-    }
-    const bool is_first = s.draw() == 0;
-    count_groups<T::lanes == 1 ? 1 : 4>(is_first ? a.tokens : share.begin / items);
-    t.sync_block();
-    s.pass(Point::counted);
-    return is_first;
-  }
-
-  // One warp looks at `lanes` tokens at a time, `batch` such groups at once to keep loads under way; lane i keeps the
-  // sums of destinations i, i + lanes, ...
-  template <u32 batch>
-  MORI_DEVICE void count_groups(u32 end) {
-    constexpr u32 sums = span / T::lanes;
-    const u32 begin = share.begin / items, stride = t.warps() * T::lanes;
-    MORI_ROLLED
-    for (u32 first = 0; first < s.world(); first += span) {
-      u32 total[sums] = {}, before[sums] = {};
-      MORI_ROLLED
-      for (u32 start = t.warp() * T::lanes; start < end; start += batch * stride) {
-        Mask mask[batch];
-        MORI_UNROLL
-        for (u32 g = 0; g < batch; ++g) {
-          const u32 group = start + g * stride, token = group + t.lane();
-          mask[g] = 0;
-          if (group < end && token < end) mask[g] = destinations(token, first);
-        }
-        MORI_UNROLL
-        for (u32 g = 0; g < batch; ++g) {
-          const u32 group = start + g * stride;
-          if (group >= end) break;
-          const Mask earlier = begin > group ? bits_below<Mask>(begin - group) : 0;
-          MORI_ROLLED
-          for (u32 d = 0; d < smaller(span, s.world() - first); ++d) {
-            const Mask chosen = t.ballot((mask[g] >> d & 1) != 0);
-            if (t.lane() != d % T::lanes) continue;
-            total[d / T::lanes] += population(chosen);
-            before[d / T::lanes] += population(chosen & earlier);
-          }
-        }
-      }
-      MORI_UNROLL
-      for (u32 sum = 0; sum < sums; ++sum) {
-        const u32 d = first + sum * T::lanes + t.lane();
-        if (d >= s.world()) continue;
-        t.add_block(&scratch.total[d], total[sum]);
-        t.add_block(&scratch.before[d], before[sum]);
-      }
-    }
-  }
-
-  // Count words, block count and header carry their own call number and no data hangs on them: relaxed stores, no
-  // fence. As credit they say that this rank has ended its earlier calls; those are earlier kernels of this stream,
-  // whose reads were complete before this kernel began.
-  MORI_DEVICE void announce() {
-    MORI_ROLLED
-    for (u32 i = t.thread(); i < s.world() * s.world(); i += t.threads()) {
-      const u32 peer = i / s.world(), destination = i % s.world();
-      if (!s.live(peer)) continue;
-      T::store_system(s.ep.word(peer, s.words.count(s.parity, s.rank(), destination)),
-                      CountWord::encode(s.call, scratch.total[destination]));
-    }
-    MORI_ROLLED
-    for (u32 peer = t.thread(); peer < s.world(); peer += t.threads()) {
-      if (!s.live(peer)) continue;
-      T::store_system(s.ep.word(peer, s.words.blocks(s.parity, s.rank())), CountWord::encode(s.call, t.blocks()));
-      s.send_word(peer, s.words.header(s.parity, s.rank()), HeaderWord::encode(s.call, header()));
-    }
   }
 
   // Nothing is read through these words, so no acquire. They are a credit for the stores of step 4: those depend
@@ -243,14 +120,12 @@ class Dispatch {
   template <Pass pass>
   MORI_DEVICE void send_share() {
     MORI_ROLLED
-    for (u32 d = t.thread(); d < s.world(); d += t.threads()) scratch.next[d] = scratch.before[d];
-    t.sync_block();
-    const u32 first = share.begin / items, last = (share.end + items - 1) / items;
-    MORI_ROLLED
-    for (u32 tile = first; tile < last; tile += dispatch_tile) {
-      const u32 tokens = smaller(dispatch_tile, last - tile);
-      if (t.warp() == 0) place_tile(tile, tokens);
-      t.sync_block();
+    for (u32 tile = first_token(); tile < last_token(); tile += dispatch_tile) {
+      const u32 tokens = smaller(dispatch_tile, last_token() - tile);
+      if (tile != first_token()) {
+        place_tile(tile);
+        t.sync_block();
+      }
       const u32 begin = larger(share.begin, tile * items), end = smaller(share.end, (tile + tokens) * items);
       MORI_ROLLED
       for (u32 item = begin + t.warp(); item < end; item += t.warps()) do_item<pass>(tile, item / items, item % items);
@@ -259,8 +134,11 @@ class Dispatch {
     if (pass == Pass::landing) flag_rows();
   }
 
-  // One warp numbers the tile's rows per destination.
-  MORI_DEVICE void place_tile(u32 tile, u32 tokens) {
+  // One warp numbers the tile's rows per destination, from those of the share's first token on. Of the first tile
+  // before peers are waited for: by the last warp, which has no words to look for then.
+  MORI_DEVICE void place_tile(u32 tile) {
+    if (t.warp() != t.warps() - 1) return;
+    const u32 tokens = smaller(dispatch_tile, last_token() - tile);
     MORI_ROLLED
     for (u32 group = 0; group < tokens; group += T::lanes) {
       const u32 i = group + t.lane();
@@ -284,7 +162,9 @@ class Dispatch {
   MORI_DEVICE Mask& mask_of(u32 i, u32 first) const {
     return reinterpret_cast<Mask*>(scratch.mask)[i * words + first / span];
   }
-  MORI_DEVICE u32 slot_at(u32 i, u32 d) const { return scratch.base[d] + scratch.position[i * s.world() + d]; }
+  // The row's number among all that this rank sends to d.
+  MORI_DEVICE u32 row_at(u32 i, u32 d) const { return scratch.before[d] + scratch.position[i * s.world() + d]; }
+  MORI_DEVICE u32 slot_at(u32 i, u32 d) const { return scratch.base[d] + row_at(i, d); }
 
   // Where a landing region's rows of one source begin. Two areas, by call parity: the destination has moved the rows of
   // the call before last before it sent its words of the last one, which this rank has seen.
@@ -304,8 +184,8 @@ class Dispatch {
       MORI_ROLLED
       for (u32 bit = t.lane(); bit < smaller(span, s.world() - first); bit += T::lanes) {
         if ((mask >> bit & 1) == 0) continue;
-        const u32 d = first + bit, row = scratch.position[i * s.world() + d];
-        const u32 slot = pass == Pass::landing ? landing_slot(s.rank(), row) : slot_at(i, d);
+        const u32 d = first + bit;
+        const u32 slot = pass == Pass::landing ? landing_slot(s.rank(), row_at(i, d)) : slot_at(i, d);
         slots[count + population(mask & bits_below<Mask>(bit))] = {d, slot};
       }
       count += population(mask);
@@ -386,7 +266,7 @@ class Dispatch {
     if (replays()) return;
     const u32 topk = a.ep.topk(), end = share.end / items * topk;
     MORI_ROLLED
-    for (u32 entry = share.begin / items * topk + t.thread(); entry < end; entry += t.threads()) {
+    for (u32 entry = first_token() * topk + t.thread(); entry < end; entry += t.threads()) {
       const u32 flat = a.routing.sender_map[entry];
       if (flat < a.ep.null_index()) a.routing.sender_map[entry] = flat + scratch.base[flat / a.ep.flat_stride()];
     }
@@ -545,14 +425,7 @@ class Dispatch {
     }
   }
 
-  T& t;
-  const DispatchArgs& a;
-  Session<T> s;
-  DispatchScratch scratch;
-  u32 items;  // work items per token
-  BlockShare share;
   u32 words;  // masks per token
-  u32 experts;
 };
 
 }  // namespace MORI_VARIANT

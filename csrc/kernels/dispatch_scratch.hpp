@@ -15,16 +15,16 @@ struct Slot {
 
 // A block's scratch memory. Sizes depend on the world, so the arrays are carved, not declared.
 struct DispatchScratch {
-  u32* total;          // [W] rows this rank sends to each
+  u32* total;          // [W] rows this rank sends to each; before that is known, those of some of its tokens
   u32* before;         // [W] of them, those of tokens before the block's share
-  u32* next;           // [W] the same, moving on from tile to tile
+  u32* next;           // [W] of the share's rows, those of the tiles so far
   u32* base;           // [W] slot of this rank's first row at each
   u32* received;       // [W] rows each rank receives in all
   u32* from;           // [W] rows this rank receives from each
   u32* blocks;         // [W] blocks that send them
   u64* header;         // [W]
   u64* mask;           // [tile][mask words] destinations of a token
-  u32* position;       // [tile][W] row number of the token among this rank's rows for that destination
+  u32* position;       // [tile][W] row number of the token among the share's rows for that destination
   Slot* slots;         // [warps][W] where the row in hand goes
   RowTarget* targets;  // [warps][W]
 

@@ -75,12 +75,20 @@ class Session {
     return flags->ticket;
   }
 
-  // The next chunk of work that is claimed, not tied to block numbers; by all threads of a block.
-  MORI_DEVICE u32 claim() {
+  // The next chunk of work that is claimed, not tied to block numbers; by all threads of a block. Drawn ahead, the
+  // claim's latency passes behind other work; whoever draws takes what it drew.
+  MORI_DEVICE void draw_ahead(u32* counter) {
+    if (target.thread() == 0) ahead = T::add_device(counter, 1);
+  }
+  MORI_DEVICE u32 drawn() {
     target.sync_block();
-    if (target.thread() == 0) flags->drawn = T::add_device(&state->stage_ticket, 1);
+    if (target.thread() == 0) flags->drawn = ahead;
     target.sync_block();
     return flags->drawn;
+  }
+  MORI_DEVICE u32 claim() {
+    draw_ahead(&state->stage_ticket);
+    return drawn();
   }
 
   // By one thread, when every block of this launch has read the state and drawn its tickets for the last time.
@@ -88,6 +96,7 @@ class Session {
     state->ticket = 0;
     state->arrived = 0;
     state->stage_ticket = 0;
+    state->count_ticket = 0;
   }
   MORI_DEVICE void close_call(CallKind kind) {
     close_launch();
@@ -144,6 +153,7 @@ class Session {
   u64 call;
   u32 parity;
   u32 ticket = 0;  // thread 0's
+  u32 ahead = 0;   // thread 0's
 };
 
 // The part of the work items [0, items) that one block does: a contiguous run, as even as it gets.

@@ -62,6 +62,7 @@ struct OpState {
   alignas(64) u32 ticket;        // blocks that entered this launch
   alignas(64) u32 arrived;       // blocks that need its state no more
   alignas(64) u32 stage_ticket;  // staging chunks handed out
+  alignas(64) u32 count_ticket;  // chunks of tokens handed out to be counted
   alignas(64) CallFault fault;   // of the last faulty call
 };
 
@@ -113,6 +114,22 @@ struct EpLayout {
 constexpr u64 region_alignment = 256;
 constexpr u32 max_blocks = 256;          // of any grid
 constexpr u32 max_staging_chunks = 128;  // of a combine's rows
+constexpr u32 max_counted_chunks = 64;   // of a dispatch's tokens
+
+// Tokens per chunk: of many tokens, several blocks count some each.
+MORI_SHARED_CODE constexpr u32 counted_chunk_tokens(u32 tokens) {
+  constexpr u32 smallest = 256;
+  const u32 even = (tokens + max_counted_chunks - 1) / max_counted_chunks;
+  return even < smallest ? smallest : even;
+}
+
+// Sums of chunks: how many were added, and their rows. Whoever adds the last one knows the total.
+struct CountedSum {
+  static_assert(max_counted_chunks < 1u << (32 - count_value_bits), "a sum has room for the number of chunks");
+  MORI_SHARED_CODE static constexpr u32 encode(u32 rows) { return 1u << count_value_bits | rows; }
+  MORI_SHARED_CODE static constexpr u32 chunks(u32 sum) { return sum >> count_value_bits; }
+  MORI_SHARED_CODE static constexpr u32 rows(u32 sum) { return sum & (u32(count_value_limit) - 1); }
+};
 
 // A combine's rows are staged in chunks of 2^chunk_shift(rows): readers know the size from the row count.
 MORI_SHARED_CODE constexpr u32 chunk_shift(u32 rows) {
@@ -129,6 +146,8 @@ MORI_SHARED_CODE constexpr u32 chunk_shift(u32 rows) {
 //   entered[parity][source]             source is in a combine that follows a combine
 //   rows[parity][source][block]         that block of source has written its rows here
 //   ready[parity][source][chunk]        source has staged that chunk
+// Of this rank's own blocks, which share a launch, one slot each:
+//   counted[chunk][destination]         rows that the chunk's tokens send to destination
 struct ControlWords {
   u64 world_size;
   MORI_SHARED_CODE constexpr explicit ControlWords(u32 world) : world_size(world) {}
@@ -147,9 +166,14 @@ struct ControlWords {
   MORI_SHARED_CODE constexpr u64 ready(u32 parity, u32 source, u32 chunk) const {
     return rows(2, 0, 0) + 8 * ((parity * world_size + source) * max_staging_chunks + chunk);
   }
-  MORI_SHARED_CODE constexpr u64 end() const { return ready(2, 0, 0); }
-  // Behind the words: the RoutingSummary of dispatches that are given no other place for it.
-  MORI_SHARED_CODE constexpr u64 summary() const { return end(); }
+  MORI_SHARED_CODE constexpr u64 counted(u32 chunk, u32 destination) const {
+    return ready(2, 0, 0) + 8 * (chunk * world_size + destination);
+  }
+  MORI_SHARED_CODE constexpr u64 end() const { return counted(max_counted_chunks, 0); }
+  // Behind the words: for each destination the sum over the chunks counted so far (CountedSum).
+  MORI_SHARED_CODE constexpr u64 sum(u32 destination) const { return end() + 4 * u64(destination); }
+  // The RoutingSummary of dispatches that are given no other place for it.
+  MORI_SHARED_CODE constexpr u64 summary() const { return align_up(sum(u32(world_size)), 8); }
   MORI_SHARED_CODE constexpr u64 region_end() const {
     return align_up(summary() + sizeof(RoutingSummary) + 4 * world_size, 64);
   }
