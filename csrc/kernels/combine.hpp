@@ -115,11 +115,13 @@ class Combine {
   }
 
   // Chunks are claimed, not tied to block numbers, and no block that stages waits before all are taken: one resident
-  // block per rank is enough. A block's ticket is its first chunk, further ones are drawn.
+  // block per rank is enough. The tickets of the first blocks to start are the first chunks, the others have a counter
+  // of their own.
   MORI_DEVICE void stage_chunks(u32 chunk) {
     const u32 rows = summary.received, shift = chunk_shift(rows), chunks = (rows + (1u << shift) - 1) >> shift;
     const u32 own_begin = stages_own() ? rows : summary.own_first;  // to be left out
     const u32 own_end = stages_own() ? rows : own_begin + summary.own_rows;
+    const u32 started = t.thread() == 0 ? T::load_system(&s.state->ticket) : 0;
     MORI_ROLLED
     while (chunk < chunks) {
       const u32 begin = chunk << shift, end = smaller(rows, begin + (1u << shift));
@@ -133,9 +135,24 @@ class Combine {
           s.tell_all(s.words.ready(s.parity, s.rank(), chunk), FlagWord::encode(s.call));
         }
       }
-      if (chunks <= a.stagers) break;
-      chunk = a.stagers + s.claim();
+      chunk = next_chunk(chunks, started);
     }
+  }
+
+  // Behind all other chunks come those of blocks that have not started: their tickets are drawn for them.
+  MORI_DEVICE u32 next_chunk(u32 chunks, u32 started) {
+    t.sync_block();
+    if (t.thread() == 0) {
+      const u32 by_ticket = smaller(chunks, a.stagers);
+      u32 next = chunks > a.stagers ? a.stagers + T::add_device(&s.state->stage_ticket, 1) : chunks;
+      if (next >= chunks && started < by_ticket) {
+        next = T::add_device(&s.state->ticket, 1);
+        if (next >= by_ticket) next = chunks;
+      }
+      s.flags->drawn = next;
+    }
+    t.sync_block();
+    return s.flags->drawn;
   }
 
   // Rows [begin, end) but for the own ones; when they are few, a row is split over several warps.
