@@ -20,7 +20,7 @@
 #define MORI_RARE __device__ __noinline__            // ... on paths that are not worth their room
 #else
 #define MORI_SHARED_CODE inline
-#define MORI_DEVICE inline __attribute__((always_inline))
+#define MORI_DEVICE inline
 #define MORI_RARE inline __attribute__((noinline, cold))
 #endif
 
