@@ -89,6 +89,8 @@ class EpShape:
         max_recv_tokens: int,
         may_stage: bool = False,
         block_scales: int = 0,
+        slot_stride: int = 0,
+        source_stride: int = 0,
     ) -> None: ...
     def regions(self) -> tuple[list[tuple[str, int, int, int]], int]: ...
 

@@ -17,6 +17,8 @@
 #define MORI_SHAPE_MAX_RECV_TOKENS 8192
 #define MORI_SHAPE_MAY_STAGE 0
 #define MORI_SHAPE_BLOCK_SCALES 0
+#define MORI_SHAPE_SLOT_STRIDE 0
+#define MORI_SHAPE_SOURCE_STRIDE 0
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -35,10 +35,10 @@ static_assert(sizeof(region_names) / sizeof(region_names[0]) == u32(RegionId::co
 
 EpShape make_shape(u32 world_size, u32 rank, u32 max_tokens, u32 hidden_dim, u32 max_element_bytes, u32 scale_dim,
                    u32 scale_element_bytes, u32 experts_per_rank, u32 topk, u32 max_recv_tokens, bool may_stage,
-                   u32 block_scales) {
+                   u32 block_scales, u32 slot_stride, u32 source_stride) {
   return {
-      world_size,       rank, max_tokens,      hidden_dim,          max_element_bytes, scale_dim, scale_element_bytes,
-      experts_per_rank, topk, max_recv_tokens, may_stage ? 1u : 0u, block_scales};
+      world_size,       rank, max_tokens,      hidden_dim,          max_element_bytes, scale_dim,   scale_element_bytes,
+      experts_per_rank, topk, max_recv_tokens, may_stage ? 1u : 0u, block_scales,      slot_stride, source_stride};
 }
 
 py::tuple layout_regions(const EpShape& shape) {
@@ -148,7 +148,7 @@ void bind_plan(py::module_& module) {
       .def(py::init(&make_shape), py::kw_only(), py::arg("world_size"), py::arg("rank"), py::arg("max_tokens"),
            py::arg("hidden_dim"), py::arg("max_element_bytes"), py::arg("scale_dim"), py::arg("scale_element_bytes"),
            py::arg("experts_per_rank"), py::arg("topk"), py::arg("max_recv_tokens"), py::arg("may_stage") = false,
-           py::arg("block_scales") = 0)
+           py::arg("block_scales") = 0, py::arg("slot_stride") = 0, py::arg("source_stride") = 0)
       .def("regions", &layout_regions);
 
   // How kernels are run, for one plan.

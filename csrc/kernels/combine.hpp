@@ -237,7 +237,7 @@ class Combine {
     for (u32 start = 0; start < topk; start += T::lanes) {
       const u32 k = start + t.lane();
       const u32 flat = k < topk ? map[k] : a.ep.null_index();
-      const u32 rank = flat / a.ep.flat_stride(), slot = flat % a.ep.flat_stride();
+      const u32 rank = flat / a.ep.slot_stride(), slot = flat % a.ep.slot_stride();
       const bool valid = rank < s.world() && s.live(rank);
       const Mask chosen = t.ballot(valid);
       if (valid) {

@@ -237,7 +237,7 @@ class Dispatch : CountedDispatch<T, kind> {
     MORI_ROLLED
     for (u32 index = t.lane(); index < count; index += T::lanes) {
       *s.ep.template at<u32>(slots[index].rank, in(pass, RegionId::dispatch_source), u64(slots[index].slot) * 4) =
-          s.rank() * a.ep.flat_stride() + token;
+          s.rank() * a.ep.source_stride() + token;
     }
     if (a.scale_bytes == 0) return;
     send_bytes(slots, count, in(pass, RegionId::dispatch_scales), a.scale_bytes, a.scales + u64(token) * a.scale_bytes,
@@ -256,7 +256,7 @@ class Dispatch : CountedDispatch<T, kind> {
       bool kept = d < s.world() && (mask_of(i, d / span * span) >> (d % span) & 1) != 0;
       MORI_ROLLED
       for (u32 lower = 0; lower < k && kept; ++lower) kept = rank_of(ids[lower]) != d;
-      map[k] = kept ? d * a.ep.flat_stride() + slot_at(i, d) : a.ep.null_index();
+      map[k] = kept ? d * a.ep.slot_stride() + slot_at(i, d) : a.ep.null_index();
       if (d == ~0u) T::count(ids[k] == -1 ? &stats->no_expert_ids : &stats->out_of_range_ids, 1);
     }
   }
@@ -268,7 +268,7 @@ class Dispatch : CountedDispatch<T, kind> {
     MORI_ROLLED
     for (u32 entry = first_token() * topk + t.thread(); entry < end; entry += t.threads()) {
       const u32 flat = a.routing.sender_map[entry];
-      if (flat < a.ep.null_index()) a.routing.sender_map[entry] = flat + scratch.base[flat / a.ep.flat_stride()];
+      if (flat < a.ep.null_index()) a.routing.sender_map[entry] = flat + scratch.base[flat / a.ep.slot_stride()];
     }
   }
 

@@ -51,7 +51,7 @@ class CountedDispatch {
 
   // The rank that a route leads to; for one that leads nowhere, a number no mask word reaches.
   MORI_DEVICE u32 rank_of(i32 route) const {
-    if (replays()) return u32(route) < a.ep.null_index() ? u32(route) / a.ep.flat_stride() : ~0u;
+    if (replays()) return u32(route) < a.ep.null_index() ? u32(route) / a.ep.slot_stride() : ~0u;
     return u32(route) < experts ? a.ep.owner(u32(route)) : ~0u;
   }
 

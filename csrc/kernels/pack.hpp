@@ -97,7 +97,7 @@ class Packer {
       const u32 expert = experts.of(ids_of(row), k);
       u32 place = no_place;
       if (experts.is_local(expert)) {
-        place = expert * ep.flat_stride() + taken[expert];
+        place = expert * ep.all_tokens() + taken[expert];
         MORI_ROLLED
         for (u32 earlier = begin; earlier < row; ++earlier) place += names(earlier, expert) ? 1 : 0;
       }

@@ -21,6 +21,8 @@ struct EpShape {
   u32 max_recv_tokens;   // R: most rows one rank may receive
   u32 may_stage;         // 1: some source may take the staged path, so there are landing areas
   u32 block_scales;      // scales per row that combine sends when it quantises block-wise; 0: it does not
+  u32 slot_stride;       // flat indices of rows are rank * slot_stride + slot, W * slot_stride is none; 0: W*M
+  u32 source_stride;     // those of tokens are rank * source_stride + token; 0: W*M
 
   MORI_SHARED_CODE constexpr u64 row_bytes() const { return u64(hidden_dim) * max_element_bytes; }
   MORI_SHARED_CODE constexpr u64 scale_bytes() const { return u64(scale_dim) * scale_element_bytes; }

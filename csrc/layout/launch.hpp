@@ -33,7 +33,9 @@ constexpr EpShape fixed_shape{MORI_SHAPE_WORLD_SIZE,
                               MORI_SHAPE_TOPK,
                               MORI_SHAPE_MAX_RECV_TOKENS,
                               MORI_SHAPE_MAY_STAGE,
-                              MORI_SHAPE_BLOCK_SCALES};
+                              MORI_SHAPE_BLOCK_SCALES,
+                              MORI_SHAPE_SLOT_STRIDE,
+                              MORI_SHAPE_SOURCE_STRIDE};
 #else
 constexpr bool shape_is_fixed = false;
 constexpr EpShape fixed_shape{};
@@ -69,8 +71,16 @@ struct EpArgs {
     return shape_is_fixed ? fixed_shape.max_recv_tokens : shape.max_recv_tokens;
   }
   MORI_SHARED_CODE u32 block_scales() const { return shape_is_fixed ? fixed_shape.block_scales : shape.block_scales; }
-  MORI_SHARED_CODE u32 flat_stride() const { return world() * max_tokens(); }
-  MORI_SHARED_CODE u32 null_index() const { return world() * flat_stride(); }
+  MORI_SHARED_CODE u32 all_tokens() const { return world() * max_tokens(); }
+  MORI_SHARED_CODE u32 slot_stride() const {
+    const u32 stride = shape_is_fixed ? fixed_shape.slot_stride : shape.slot_stride;
+    return stride != 0 ? stride : all_tokens();
+  }
+  MORI_SHARED_CODE u32 source_stride() const {
+    const u32 stride = shape_is_fixed ? fixed_shape.source_stride : shape.source_stride;
+    return stride != 0 ? stride : all_tokens();
+  }
+  MORI_SHARED_CODE u32 null_index() const { return world() * slot_stride(); }
   // The rank that owns an expert.
   MORI_SHARED_CODE u32 owner(u32 expert) const {
     return shape_is_fixed ? expert / larger(1u, fixed_shape.experts_per_rank) : experts(expert);

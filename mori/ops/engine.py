@@ -82,6 +82,8 @@ class EpShape:
     max_recv_tokens: int
     may_stage: bool = False  # landing areas for the staged path, which calls that are split take
     block_scales: int = 0  # scales per row of a block-wise quantised combine
+    slot_stride: int = 0  # flat indices of rows are rank * slot_stride + slot; 0: W*M
+    source_stride: int = 0  # those of tokens are rank * source_stride + token; 0: W*M
 
     @property
     def native(self) -> _core.EpShape:

@@ -27,7 +27,8 @@ struct Field {
       IN_EP(launch, EpShape, shape, max_element_bytes), IN_EP(launch, EpShape, shape, scale_dim),          \
       IN_EP(launch, EpShape, shape, scale_element_bytes), IN_EP(launch, EpShape, shape, experts_per_rank), \
       IN_EP(launch, EpShape, shape, topk), IN_EP(launch, EpShape, shape, max_recv_tokens),                 \
-      IN_EP(launch, EpShape, shape, may_stage), IN_EP(launch, EpShape, shape, block_scales)
+      IN_EP(launch, EpShape, shape, may_stage), IN_EP(launch, EpShape, shape, block_scales),               \
+      IN_EP(launch, EpShape, shape, slot_stride), IN_EP(launch, EpShape, shape, source_stride)
 #define COMMON(launch)                                                                                              \
   SHAPE(launch), IN_EP(launch, Symmetric, symmetric, base), IN_EP(launch, Symmetric, symmetric, stride),            \
       IN_EP(launch, Symmetric, symmetric, rank), IN_EP(launch, Symmetric, symmetric, world_size),                   \
