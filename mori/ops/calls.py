@@ -7,13 +7,12 @@ Looking that up costs about a microsecond; running the rules and making views co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from mori import _core
-
-from .engine import CombineWork, DispatchWork
+if TYPE_CHECKING:
+    from .engine import CombineWork, DispatchWork
 
 # In serving, token counts vary call by call; a few thousand entries of a few hundred bytes cover them.
 _CAPACITY = 4096
@@ -41,7 +40,7 @@ class CombineCall(NamedTuple):
     in_place: CombineWork
 
 
-Call = TypeVar("Call", DispatchCall, CombineCall)
+Call = TypeVar("Call")
 
 
 def _describe_slowly(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
@@ -57,6 +56,8 @@ def _addresses(tensors: tuple[torch.Tensor | None, ...]) -> tuple[int, ...]:
 
 
 def _describer() -> Callable[..., tuple[Any, ...] | None]:
+    from mori import _core
+
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10 and later
     try:
         return _describe_slowly if exchange is None else _core.describer(torch.Tensor, exchange)
