@@ -8,7 +8,7 @@ the call, the numbers of the op and the remedy. Whether a call is legal depends 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ class Argument(NamedTuple):
     call: str
     name: str
     tensor: torch.Tensor
-    limits: Limits
+    limits: Any  # what the rules compare with: `Limits` in v1
     device: torch.device
     tokens: int
 
@@ -48,18 +48,18 @@ class Rule(NamedTuple):
     message: str
 
 
-_IS_MATRIX = Rule(ValueError, lambda a: a.tensor.dim() == 2, "must have 2 dimensions, got {t.ndim}: shape {shape}")
-_ON_DEVICE = Rule(
+IS_MATRIX = Rule(ValueError, lambda a: a.tensor.dim() == 2, "must have 2 dimensions, got {t.ndim}: shape {shape}")
+ON_DEVICE = Rule(
     ValueError,
     lambda a: a.tensor.device == a.device,
     "is on device {t.device}, the op is on {a.device}",
 )
-_IS_CONTIGUOUS = Rule(
+IS_CONTIGUOUS = Rule(
     ValueError,
     lambda a: a.tensor.layout is torch.strided and a.tensor.is_contiguous(),
     "with shape {shape} is not contiguous: pass {a.name}.contiguous()",
 )
-_PLACEMENT = (_ON_DEVICE, _IS_MATRIX, _IS_CONTIGUOUS)
+PLACEMENT = (ON_DEVICE, IS_MATRIX, IS_CONTIGUOUS)
 
 _HAS_COLUMNS = Rule(ValueError, lambda a: a.columns > 0, "has rows of 0 elements: a row needs at least 1")
 _FITS_HIDDEN = Rule(
@@ -75,18 +75,18 @@ _FITS_ROW_BYTES = Rule(
 )
 _ROW_SIZE = (_HAS_COLUMNS, _FITS_HIDDEN, _FITS_ROW_BYTES)
 
-_IS_FLOAT32 = Rule(
+IS_FLOAT32 = Rule(
     TypeError, lambda a: a.tensor.dtype == torch.float32, "must be float32, got {t.dtype}: pass {a.name}.float()"
 )
-_TOPK_COLUMNS = Rule(
+TOPK_COLUMNS = Rule(
     ValueError,
     lambda a: a.columns == a.limits.topk,
     "has {a.columns} columns, the op was built with num_experts_per_token {l.topk}",
 )
-_ROW_PER_TOKEN = Rule(
+ROW_PER_TOKEN = Rule(
     ValueError, lambda a: a.rows == a.tokens, "has {a.rows} rows, input has {a.tokens}: pass one row per token"
 )
-_IDS_ARE_INT32 = Rule(
+IDS_ARE_INT32 = Rule(
     TypeError,
     lambda a: a.tensor.dtype in INDEX_DTYPES,
     "must be int32 (or uint32), got {t.dtype}: pass {a.name}.to(torch.int32)",
@@ -99,7 +99,7 @@ DISPATCH_RULES: dict[str, tuple[Rule, ...]] = {
             lambda a: a.tensor.dtype in DTYPE_SUFFIX,
             "has dtype {t.dtype}, which no kernel moves; supported: " + dtype_names(DTYPE_SUFFIX),
         ),
-        *_PLACEMENT,
+        *PLACEMENT,
         Rule(
             ValueError,
             lambda a: a.rows <= a.limits.max_tokens,
@@ -107,13 +107,13 @@ DISPATCH_RULES: dict[str, tuple[Rule, ...]] = {
         ),
         *_ROW_SIZE,
     ),
-    "weights": (_IS_FLOAT32, *_PLACEMENT, _ROW_PER_TOKEN, _TOPK_COLUMNS),
+    "weights": (IS_FLOAT32, *PLACEMENT, ROW_PER_TOKEN, TOPK_COLUMNS),
     # An (n, 0) or otherwise empty tensor means "no scales", whatever its dtype.
     "scales": (
-        _ON_DEVICE,
-        Rule(ValueError, lambda a: a.tensor.dim() == 2 or a.tensor.numel() == 0, _IS_MATRIX.message),
-        _IS_CONTIGUOUS,
-        Rule(ValueError, lambda a: a.columns == 0 or a.rows == a.tokens, _ROW_PER_TOKEN.message),
+        ON_DEVICE,
+        Rule(ValueError, lambda a: a.tensor.dim() == 2 or a.tensor.numel() == 0, IS_MATRIX.message),
+        IS_CONTIGUOUS,
+        Rule(ValueError, lambda a: a.columns == 0 or a.rows == a.tokens, ROW_PER_TOKEN.message),
         Rule(
             ValueError,
             lambda a: a.columns in (0, a.limits.scale_dim),
@@ -126,7 +126,7 @@ DISPATCH_RULES: dict[str, tuple[Rule, ...]] = {
             "has elements of {t.itemsize} bytes ({t.dtype}), the op was built with scale_type_size {l.scale_type_size}",
         ),
     ),
-    "indices": (_IDS_ARE_INT32, *_PLACEMENT, _ROW_PER_TOKEN, _TOPK_COLUMNS),
+    "indices": (IDS_ARE_INT32, *PLACEMENT, ROW_PER_TOKEN, TOPK_COLUMNS),
 }
 
 COMBINE_RULES: dict[str, tuple[Rule, ...]] = {
@@ -136,21 +136,21 @@ COMBINE_RULES: dict[str, tuple[Rule, ...]] = {
             lambda a: a.tensor.dtype in DTYPE_SUFFIX,
             "has dtype {t.dtype}, which no kernel adds up; supported: " + dtype_names(DTYPE_SUFFIX),
         ),
-        *_PLACEMENT,
+        *PLACEMENT,
         *_ROW_SIZE,
     ),
     # Any number of rows: missing ones count as absent, surplus ones are not read.
-    "weights": (_IS_FLOAT32, *_PLACEMENT, _TOPK_COLUMNS),
+    "weights": (IS_FLOAT32, *PLACEMENT, TOPK_COLUMNS),
     # The row count is compared with the last dispatch, which is no property of the tensor.
-    "indices": (_IDS_ARE_INT32, *_PLACEMENT, _TOPK_COLUMNS),
+    "indices": (IDS_ARE_INT32, *PLACEMENT, TOPK_COLUMNS),
 }
 
 PACKED_RULES: dict[str, tuple[Rule, ...]] = {
     "input": (
         COMBINE_RULES["input"][0],
-        _ON_DEVICE,
+        ON_DEVICE,
         Rule(ValueError, lambda a: a.tensor.dim() == 3, "must have 3 dimensions, got {t.ndim}: shape {shape}"),
-        _IS_CONTIGUOUS,
+        IS_CONTIGUOUS,
         Rule(
             ValueError,
             lambda a: (
@@ -172,7 +172,7 @@ def check_arguments(
     call: str,
     rules: dict[str, tuple[Rule, ...]],
     tensors: Mapping[str, torch.Tensor | None],
-    limits: Limits,
+    limits: Any,
     device: torch.device,
 ) -> None:
     """Hold every tensor against its rules; raise the error of the first one that is broken."""
@@ -191,7 +191,7 @@ def check_arguments(
             tokens = tensor.shape[0]
 
 
-def check_expert_ids(indices: torch.Tensor, limits: Limits) -> None:
+def check_expert_ids(indices: torch.Tensor, limits: Any) -> None:
     """ValueError naming token and column of the first id that is neither -1 nor in [0, W*E). Synchronises."""
     experts = limits.world_size * limits.experts_per_rank
     legal = (indices >= -1) & (indices < experts)
