@@ -181,6 +181,13 @@ class Communicator:
             self._prefer_fault()
             raise
 
+    def agree(self, fields: dict[str, Any], what: str) -> None:
+        """Collective: ConfigMismatch on all ranks unless `fields` (JSON) are equal on all; names field and values.
+
+        Takes back memory that every rank has closed, too. Errors else as for `allgather`.
+        """
+        self._reclaim(what, fields)
+
     def _poll(self) -> None:
         """While waiting for peers: a dead one, or one that left, ends the wait."""
         self.raise_if_faulted()
