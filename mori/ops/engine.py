@@ -261,6 +261,11 @@ class EpPlan:
         return self._synchronous
 
     @property
+    def has_captured(self) -> bool:
+        """Whether a dispatch was captured: the host does not know then which one came last."""
+        return self._captured
+
+    @property
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
         return bool(self._native.capturing(self._stream()))
@@ -328,6 +333,16 @@ class EpPlan:
         """Let go of the memory; later calls raise AttributeError. Views stay valid."""
         self.__dict__.pop("_native", None)
 
+    @property
+    def call_number(self) -> int:
+        """Of the last call on this rank, dispatches and combines alike. Waits for the current stream."""
+        self._refuse_capture("reading the call number")
+        return int(self._native.state(self._stream())[1])
+
+    def set_call_number(self, value: int) -> None:
+        """On every rank, between two barriers: make `value` the number of the last call. It must not go back."""
+        self._native.set_call_number(value)
+
     # Test hooks: see csrc/ops/ep_plan.hpp.
 
     def set_path(self, path: str) -> None:
@@ -336,10 +351,6 @@ class EpPlan:
         Needs a shape that may stage; without one every dispatch is direct. Ranks may differ, and so may calls.
         """
         self._native.set_staged_tokens(_STAGED_TOKENS[path])
-
-    def set_call_number(self, value: int) -> None:
-        """On every rank, between two barriers: make `value` the number of the last call."""
-        self._native.set_call_number(value)
 
     def set_test_delays(self, seed: int, longest_us: int) -> None:
         """Make kernels pause at random places, up to `longest_us` microseconds each; 0 switches it off.
