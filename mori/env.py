@@ -226,7 +226,12 @@ AREAS: dict[str, tuple[Variable, ...]] = {
         ),
         Variable("MORI_EP_COMM", choice("shmem", "cco"), "shmem", "Which communicator v1 ops use." + _NEVER),
         Variable("MORI_EP_TOKOFF_EXT", BOOL, False, "Slot counters outside the arena." + _NEVER),
-        Variable("MORI_V2_KERNEL_BACKEND", choice("flydsl", "hip"), None, "Kernel backend of EPv2 ops." + _LATER),
+        Variable(
+            "MORI_V2_KERNEL_BACKEND",
+            TEXT,
+            None,
+            "Kernel backend of EPv2 ops whose config names none: hip, flydsl or a registered one. Default: by arch.",
+        ),
         Variable("MORI_V2_LIB_DIR", TEXT, None, "Where to look for op libraries." + _NEVER),
         Variable("MORI_EP_DISP_GEOM", GEOMETRY, None, "Fixed EPv2 dispatch geometry between nodes." + _LATER),
         Variable("MORI_EP_COMB_GEOM", GEOMETRY, None, "Fixed EPv2 combine geometry between nodes." + _LATER),

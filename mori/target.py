@@ -6,7 +6,9 @@ kernels: host kernels run one lane per thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +45,30 @@ TARGETS = {
 }
 
 
+_assumed: ContextVar[Target | None] = ContextVar("_assumed", default=None)
+
+
+def of(arch: str) -> Target:
+    """The target that an arch belongs to, whether or not there is such a GPU here. ValueError: an unknown arch."""
+    row = archs.find(arch)
+    return replace(TARGETS[row.target], arch=arch, contract_wave=row.contract_wave)
+
+
+@contextmanager
+def assume(arch: str) -> Iterator[Target]:
+    """Inside, `current()` is the target of `arch`: to ask what a config would come to elsewhere.
+
+    For configs, rules and tuning tables; ops that are built inside would look for kernels of the wrong arch.
+    MORI_TARGET and MORI_WAVE_SIZE have no say inside. ValueError: an unknown arch.
+    """
+    found = of(arch)
+    token = _assumed.set(found)
+    try:
+        yield found
+    finally:
+        _assumed.reset(token)
+
+
 def current() -> Target:
     """The target of this process: MORI_TARGET, else "cuda" or "hip" where torch is built for it and sees a GPU, else
     "host".
@@ -51,6 +77,9 @@ def current() -> Target:
     import torch. RuntimeError: the target cannot be used here; NotImplementedError: a GPU without kernels for it.
     ValueError if either variable is malformed.
     """
+    assumed = _assumed.get()
+    if assumed is not None:
+        return assumed
     chosen = env.get("MORI_TARGET")
     name = chosen or next((name for name, flavour in _FLAVOURS.items() if _missing(flavour) is None), "host")
     found = TARGETS[name]

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import dispatch_combine_v2
     from .dispatch_combine import EpDispatchCombineConfig, EpDispatchCombineKernelType, EpDispatchCombineOp
     from .local_expert_count import launch_local_expert_count
 
@@ -16,6 +17,7 @@ __all__ = [
     "EpDispatchCombineConfig",
     "EpDispatchCombineKernelType",
     "EpDispatchCombineOp",
+    "dispatch_combine_v2",
     "launch_local_expert_count",
 ]
 
@@ -25,7 +27,7 @@ _HOMES = {
     "EpDispatchCombineOp": "dispatch_combine",
     "launch_local_expert_count": "local_expert_count",
 }
-_MODULES = ("dispatch_combine",)
+_MODULES = ("dispatch_combine", "dispatch_combine_v2")
 
 
 def __getattr__(name: str) -> Any:

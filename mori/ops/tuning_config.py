@@ -54,7 +54,7 @@ __all__ = [
 CONFIG_DIR = Path(__file__).parent / "tuning_configs"
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_GPU_MODELS = {0x74A1: "mi300x", 0x74A5: "mi325x", 0x74A2: "mi308x", 0x75A0: "mi350x", 0x75A3: "mi355x"}
+GPU_MODELS = {0x74A1: "mi300x", 0x74A5: "mi325x", 0x74A2: "mi308x", 0x75A0: "mi350x", 0x75A3: "mi355x"}
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def detect_gpu_model() -> str | None:
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     try:
         address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        return _GPU_MODELS[int((_PCI_DEVICES / address / "device").read_text(), 16)]
+        return GPU_MODELS[int((_PCI_DEVICES / address / "device").read_text(), 16)]
     except (AttributeError, OSError, ValueError, KeyError) as reason:
         _log.debug("no GPU model by PCI device id (%r)", reason)
     named = re.search(r"mi\d+[a-z]+", properties.name, re.IGNORECASE)
