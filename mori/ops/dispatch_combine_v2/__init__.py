@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from .config import EpDispatchCombineConfig
+from .dispatch_combine_op import EpDispatchCombineOp
+from .routing import EpDispatchRoutingHandle
 
-__all__ = ["EpDispatchCombineConfig"]
+__all__ = ["EpDispatchCombineConfig", "EpDispatchCombineOp", "EpDispatchRoutingHandle"]

@@ -1,0 +1,252 @@
+"""The native kernel backend: the C++ core of mori, on AMD and NVIDIA GPUs and on CPUs. Named after its first target.
+
+It moves rows of any supported dtype and adds up bfloat16 and float32. The protocol needs none of the barrier and signal
+regions that other backends have: the control region holds all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mori import _core, env
+
+from ..dtypes import DTYPE_SUFFIX
+from ..engine import KERNELS, NO_EXTRAS, CallExtras, CombineWork, DispatchWork, EpPlan, EpShape, dtype_code, layout
+from .arguments import scale_row_bytes
+from .config import EpDispatchCombineConfig
+from .dispatch_combine_op import EpDispatchCombineOp
+from .kernel_set import KernelSet, Spec
+from .routing import EpDispatchRoutingHandle
+from .symm_arena import SymmArena
+
+# What v2 calls the regions of the engine's layout; others keep their names.
+REGION_NAMES = {
+    "dispatch_rows": "disp_out",
+    "dispatch_weights": "out_wts",
+    "dispatch_scales": "out_scales",
+    "dispatch_indices": "out_idx",
+    "dispatch_source": "recv_to_src_token",
+    "received_count": "total_recv",
+    "combine_in_rows": "out_tok",
+    "combine_rows": "combine_out",
+    "combine_weights": "combine_out_weights",
+    "sender_map": "token_dest_map",
+}
+_SUMMARY_WORDS = 4  # before the row counts of all ranks: csrc/layout/ep_layout.hpp, RoutingSummary
+_RECEIVED_WORD = 1
+_OPEN_GRID: Spec = (0, 0)
+
+
+def scale_stride_bytes(row_bytes: int) -> int:
+    """Bytes between rows of received scales for rows of so many bytes: whole dwords, nothing between them."""
+    return -(-row_bytes // 4) * 4
+
+
+def _geometry_from_env(name: str) -> tuple[int, int, int] | None:
+    """(block, rdma, warp) of MORI_EP_DISP_GEOM or MORI_EP_COMB_GEOM, None if it is not set; ValueError if malformed."""
+    return env.get(name)
+
+
+def shape_of(cfg: EpDispatchCombineConfig) -> EpShape:
+    """What memory and kernels of an op with this config are made for."""
+    return EpShape(
+        world_size=cfg.world_size,
+        rank=cfg.rank,
+        max_tokens=cfg.max_num_inp_token_per_rank,
+        hidden_dim=cfg.hidden_dim,
+        max_element_bytes=max(cfg.elem_size, cfg.combine_elem_size),
+        scale_dim=scale_row_bytes(cfg) // 4,
+        scale_element_bytes=4,
+        experts_per_rank=cfg.num_experts_per_rank,
+        topk=cfg.num_experts_per_token,
+        max_recv_tokens=cfg.effective_max_recv,
+        slot_stride=cfg.effective_max_recv,
+        source_stride=cfg.max_num_inp_token_per_rank,
+    )
+
+
+class _Dispatch:
+    """The dispatch kernel with bounds for its grid. `routing`: where a dispatch that makes a handle notes its ways."""
+
+    def __init__(
+        self, plan: EpPlan, cfg: EpDispatchCombineConfig, spec: Spec, map_: torch.Tensor, routing: Any
+    ) -> None:
+        self._plan, self._map, self._routing = plan, map_, routing
+        self._blocks, self._warps = spec
+        row_bytes, code = cfg.token_nbytes, dtype_code(cfg.dispatch_dtype)
+        plain = DispatchWork(KERNELS["dispatch"], 0, row_bytes, 0, code)
+        self._plain, self._scaled = plain, plain._replace(scale_bytes=scale_row_bytes(cfg))
+
+    def __call__(
+        self,
+        *,
+        input: torch.Tensor,
+        indices: torch.Tensor,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        dest_map: torch.Tensor,
+        num_tokens: int,
+    ) -> None:
+        kernel, _, row_bytes, scale_bytes, code = self._plain if scales is None else self._scaled
+        self._plan.dispatch(
+            DispatchWork(kernel, num_tokens, row_bytes, scale_bytes, code),
+            (
+                input.data_ptr(),
+                0 if weights is None else weights.data_ptr(),
+                0 if scales is None else scales.data_ptr(),
+                indices.data_ptr(),
+            ),
+            extras=self._routing if dest_map is self._map else NO_EXTRAS,
+            block_num=self._blocks,
+            warp_per_block=self._warps,
+        )
+
+
+class _Combine:
+    """The combine kernel with bounds for its grid. `registered`: [begin, end) addresses of the combine_in view."""
+
+    def __init__(
+        self, plan: EpPlan, cfg: EpDispatchCombineConfig, spec: Spec, registered: tuple[int, int], weights: torch.Tensor
+    ) -> None:
+        self._plan, self._weights = plan, weights
+        self._blocks, self._warps = spec
+        self._begin, self._end = registered
+        self._kernel = KERNELS[combine_kernel(cfg)]
+        self._row_bytes, self._code = cfg.combine_token_nbytes, dtype_code(cfg.combine_dtype)
+
+    def __call__(
+        self, *, input: torch.Tensor, weights: torch.Tensor | None, num_tokens: int, routing: _core.CallExtras
+    ) -> None:
+        address, rows = input.data_ptr(), input.shape[0]
+        if address == self._begin:
+            address = 0  # the rows are where the kernel would stage them
+        elif address < self._end and address + rows * self._row_bytes > self._begin:
+            raise ValueError(
+                "combine: input overlaps combine_in_view() but does not start at its first row: pass the view itself, "
+                "its first rows, or a tensor elsewhere"
+            )
+        weight_rows = 0 if weights is None else weights.shape[0]
+        self._plan.combine(
+            CombineWork(self._kernel, rows, weight_rows, self._row_bytes, self._code),
+            (address, 0 if weights is None else weights.data_ptr()),
+            tokens=num_tokens,
+            extras=routing,
+            block_num=self._blocks,
+            warp_per_block=self._warps,
+        )
+
+
+def combine_kernel(cfg: EpDispatchCombineConfig) -> str:
+    return f"combine_{DTYPE_SUFFIX[cfg.combine_dtype]}"
+
+
+class EpDispatchCombineOpHip(EpDispatchCombineOp, backend="hip"):
+    """See `EpDispatchCombineOp`. Beyond it: `check()` and `stats()`."""
+
+    _plan: EpPlan | None = None
+
+    def _regions(self, cfg: EpDispatchCombineConfig) -> list[tuple[str, int]]:
+        regions = layout(shape_of(cfg)).regions
+        return [(REGION_NAMES.get(region.name, region.name), region.bytes) for region in regions if region.bytes]
+
+    def _send_map_words(self, cfg: EpDispatchCombineConfig) -> int:
+        return _SUMMARY_WORDS + cfg.world_size
+
+    def _build_kernels(self, cfg: EpDispatchCombineConfig, arena: SymmArena) -> KernelSet:
+        shape = shape_of(cfg)
+        self._plan = plan = EpPlan(shape, self.comm, arena.memory, ("dispatch", combine_kernel(cfg)))
+        self._own_routing = CallExtras(
+            sender_map=self.routing_dest_map.data_ptr(),
+            received_count=self.total_recv.data_ptr(),
+            summary=self._send_map.data_ptr(),
+        )
+        begin = arena.local_ptr("out_tok")
+        registered = (begin, begin + arena.size("out_tok"))
+        grids = [_OPEN_GRID] if cfg.leaves_grid_open else None
+        return KernelSet(
+            dispatch={
+                spec: _Dispatch(plan, cfg, grid, self.routing_dest_map, self._own_routing)
+                for spec, grid in zip(self._dispatch_specs, grids or self._dispatch_specs, strict=True)
+            },
+            combine={
+                spec: _Combine(plan, cfg, grid, registered, self._recv_weights)
+                for spec, grid in zip(self._combine_specs, grids or self._combine_specs, strict=True)
+            },
+            stages_in_kernel=True,
+            capabilities=frozenset({"gather", "scales"}),
+        )
+
+    def _enqueue_combine(
+        self, kernel: Any, input: torch.Tensor, routing: EpDispatchRoutingHandle, wants_weights: bool
+    ) -> None:
+        assert self._plan is not None
+        if self._plan.synchronous:
+            self._refuse_short_input(input, routing)
+        received_weights = None
+        if wants_weights:
+            received_weights = self._recv_weights if routing._received_weights is None else routing._received_weights
+        is_own = routing.disp_dest_tok_id_map is self.routing_dest_map
+        kernel(
+            input=input,
+            weights=received_weights,
+            num_tokens=routing.cur_rank_num_token,
+            routing=self._own_routing if is_own else _extras_of(routing),
+        )
+
+    def _refuse_short_input(self, input: torch.Tensor, routing: EpDispatchRoutingHandle) -> None:
+        """Where the host knows how many rows are needed without waiting; a GPU takes missing rows for zeros."""
+        received = int(routing.inter_node_disp_send_map[_RECEIVED_WORD])
+        if not received <= input.shape[0]:
+            raise ValueError(
+                f"combine: input has {input.shape[0]} rows but this rank received {received}: pass one row per "
+                "received row, in that order"
+            )
+
+    def _check_handle(self, routing: EpDispatchRoutingHandle) -> None:
+        super()._check_handle(routing)
+        # Of a GPU the host does not know the count without waiting.
+        if self.dev.type == "cpu":
+            received = int(routing.inter_node_disp_send_map[_RECEIVED_WORD])
+            if not 0 <= received <= self.cfg.effective_max_recv:
+                raise ValueError(
+                    f"routing: the handle is one of {received} received rows, this op holds "
+                    f"{self.cfg.effective_max_recv}: it comes from an op with another config"
+                )
+
+    @property
+    def _knows_only_captures(self) -> bool:
+        return self._capturing or (self._plan is not None and self._plan.has_captured)
+
+    def check(self) -> None:
+        self._require_usable()
+        self._live_plan.check()
+
+    def stats(self) -> dict[str, Any]:
+        self._require_usable()
+        return self._live_plan.stats()
+
+    @property
+    def _live_plan(self) -> EpPlan:
+        assert self._plan is not None
+        return self._plan
+
+    def _reset_kernels(self) -> None:
+        plan = self._live_plan
+        # Two beyond the furthest rank, because words of its last call and of one begun may be about; never back, for
+        # old words must stay old.
+        furthest = max(self.comm.allgather(plan.call_number, "EpDispatchCombineOp.reset"))
+        plan.set_call_number(furthest + 2)
+
+    def _close_kernels(self) -> None:
+        if self._plan is not None:
+            self._plan.close()
+
+
+def _extras_of(routing: EpDispatchRoutingHandle) -> _core.CallExtras:
+    return CallExtras(
+        sender_map=routing.disp_dest_tok_id_map.data_ptr(),
+        received_count=routing.total_recv_token_num.data_ptr(),
+        summary=routing.inter_node_disp_send_map.data_ptr(),
+    )
