@@ -7,6 +7,7 @@
 #include "../cco/communicator.hpp"
 #include "../ops/ep_plan.hpp"
 #include "../runtime/host_variant.hpp"
+#include "cco_descriptors.hpp"
 #include "describe.hpp"
 #include "dlpack.hpp"
 #include "gpu.hpp"
@@ -98,12 +99,33 @@ void bind_memory(py::module_& module) {
       .def_static("create_host", &make_host_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes_per_rank"))
       .def_static("create_gpu", &make_gpu_memory, py::arg("api"), py::arg("rank"), py::arg("world_size"),
                   py::arg("bytes_per_rank"), py::arg("ordinal"), py::arg("handle_type"))
+      .def_static("import_host", &import_host_memory, py::arg("rank"), py::arg("world_size"), py::arg("bytes"),
+                  py::arg("descriptor"), py::arg("begin"))
+      .def_static("import_gpu", &import_gpu_memory, py::arg("api"), py::arg("rank"), py::arg("world_size"),
+                  py::arg("bytes"), py::arg("ordinal"), py::arg("handle_type"), py::arg("address"))
       .def("extend", &SymmetricMemory::extend, py::arg("end"), Unlocked())
       .def("drop_chunks", &SymmetricMemory::drop_chunks, py::arg("count"), Unlocked())
       .def("export_chunk", &SymmetricMemory::export_chunk, py::arg("chunk"))
-      .def("map_peer", &SymmetricMemory::map_peer, py::arg("peer"), py::arg("chunk"), py::arg("descriptor"))
+      .def("map_peer", &SymmetricMemory::map_peer, py::arg("peer"), py::arg("chunk"), py::arg("descriptor"),
+           py::arg("begin") = 0)
       .def("synchronize", &SymmetricMemory::synchronize, Unlocked())
       .def("release_pages", &SymmetricMemory::release_pages)
+      .def(
+          "write",
+          [](SymmetricMemory& self, u64 offset, const py::bytes& content) {
+            const std::string copy = content;
+            const py::gil_scoped_release unlocked;
+            self.write(offset, copy.data(), copy.size());
+          },
+          py::arg("offset"), py::arg("content"))
+      .def(
+          "zero",
+          [](SymmetricMemory& self, u64 offset, u64 bytes) {
+            const py::gil_scoped_release unlocked;
+            self.zero(offset, bytes);
+            self.synchronize();
+          },
+          py::arg("offset"), py::arg("bytes"))
       .def("address", [](const SymmetricMemory& self, u32 peer,
                          u64 offset) { return u64(self.symmetric().at<void>(peer, offset)); })
       .def_property_readonly("chunks", &SymmetricMemory::chunks)
@@ -139,6 +161,13 @@ void bind_communicator(py::module_& module) {
       .def("fault", &fault_tuple)
       .def("has_left", &Communicator::has_left)
       .def("set_live", &Communicator::set_live, py::arg("rank"), py::arg("live"))
+      .def_property_readonly(
+          "control",
+          [](const Communicator& self) {
+            const Symmetric& symmetric = self.symmetric();
+            return u64(self.twin() != nullptr ? self.twin() : symmetric.control(symmetric.rank));
+          },
+          "Address for the device of the control block that is shared with watchers and leaving peers.")
       .def("leave", &Communicator::leave)
       .def("close", &Communicator::close, Unlocked());
 }
@@ -216,6 +245,7 @@ PYBIND11_MODULE(_core, module) {
   bind_communicator(module);
   bind_plan(module);
   bind_gpu(module);
+  bind_cco(module);
   bind_describe(module);
   module.def("host_variant", [](const std::string& name) { return mori_host::select_variant(name.c_str()).name; });
 #define MORI_KERNEL_NAME(name, ...) kernels.append(#name);

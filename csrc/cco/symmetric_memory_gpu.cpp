@@ -30,6 +30,23 @@ class GpuMemory final : public SymmetricMemory {
     }
   }
 
+  // An allocation that somebody else made and mapped at `existing`.
+  GpuMemory(u32 rank, u32 world_size, u64 bytes, const gpu::Gpu& gpu, int handle_type, gpu::Address existing)
+      : SymmetricMemory(rank, world_size), gpu_(gpu), driver_(gpu.driver), handle_type_(handle_type) {
+    symmetric_.stride = align_up(bytes, gpu_.granularity);
+    const gpu::DeviceGuard current(gpu_);
+    Chunk chunk{0, symmetric_.stride, handle_of(existing, bytes)};
+    try {
+      driver_.call(driver_.reserve, &symmetric_.base, range_bytes(), gpu_.granularity, gpu::Address(0), 0ull);
+      map(address(rank, chunk), chunk.bytes, chunk.handle);
+    } catch (...) {
+      driver_.release(chunk.handle);
+      if (symmetric_.base != 0) driver_.free_range(symmetric_.base, range_bytes());
+      throw;
+    }
+    chunks_.push_back(chunk);
+  }
+
   // Kernels may still use the memory; a driver that is being shut down has ended them and refuses every call.
   ~GpuMemory() override { free_all(); }
 
@@ -82,7 +99,7 @@ class GpuMemory final : public SymmetricMemory {
     return descriptor;
   }
 
-  void map_peer(u32 peer, u32 chunk, int descriptor) override {
+  void map_peer(u32 peer, u32 chunk, int descriptor, u64) override {
     const gpu::DeviceGuard current(gpu_);
     gpu::MemoryHandle handle = 0;
     driver_.call(driver_.import_handle, &handle, gpu::importable(descriptor), handle_type_);
@@ -142,6 +159,25 @@ class GpuMemory final : public SymmetricMemory {
       driver_.unmap(place, bytes);
       driver_.fail(driver_.set_access.name, result);
     }
+  }
+
+  gpu::MemoryHandle handle_of(gpu::Address existing, u64 bytes) const {
+    const auto refuse = [&](const std::string& what) {
+      throw std::invalid_argument("the memory at " + std::to_string(existing) + " on GPU " +
+                                  std::to_string(gpu_.ordinal) + " " + what);
+    };
+    gpu::Address begin = 0;
+    std::size_t size = 0;
+    if (driver_.address_range(&begin, &size, existing) != gpu::success) refuse("is no device memory of this process");
+    if (begin != existing) refuse("belongs to an allocation that begins at " + std::to_string(begin));
+    if (align_up(bytes, gpu_.granularity) > size) {
+      refuse("has " + std::to_string(size) + " bytes, " + std::to_string(bytes) + " were asked for");
+    }
+    gpu::MemoryHandle handle = 0;
+    if (driver_.retain_handle(&handle, reinterpret_cast<void*>(existing)) != gpu::success) {
+      refuse(std::string("was not made by the driver's virtual memory calls (") + driver_.create.name + ")");
+    }
+    return handle;
   }
 
   void unmap_everywhere(u32 chunk) {
@@ -214,6 +250,12 @@ std::shared_ptr<SymmetricMemory> make_gpu_memory(const std::string& api, u32 ran
                                                  int ordinal, int handle_type) {
   return std::make_shared<GpuMemory>(rank, world_size, bytes_per_rank, gpu::gpu(gpu::api_of(api), ordinal),
                                      handle_type);
+}
+
+std::shared_ptr<SymmetricMemory> import_gpu_memory(const std::string& api, u32 rank, u32 world_size, u64 bytes,
+                                                   int ordinal, int handle_type, u64 address) {
+  return std::make_shared<GpuMemory>(rank, world_size, bytes, gpu::gpu(gpu::api_of(api), ordinal), handle_type,
+                                     gpu::Address(address));
 }
 
 }  // namespace mori

@@ -66,6 +66,9 @@ class CudaTarget {
   MORI_DEVICE static void store_system(u64* word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
+  MORI_DEVICE static void store_system(u32* word, u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+  }
   MORI_DEVICE static u32 add_device(u32* word, u32 value) {
     u32 old;
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");

@@ -106,6 +106,9 @@ class HipTarget {
   MORI_DEVICE static void store_system(u64* word, u64 value) {
     __hip_atomic_store(in_memory(word), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
   }
+  MORI_DEVICE static void store_system(u32* word, u32 value) {
+    __hip_atomic_store(in_memory(word), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
   MORI_DEVICE static u32 add_device(u32* word, u32 value) {
     return __hip_atomic_fetch_add(in_memory(word), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   }

@@ -4,7 +4,7 @@
 //   lanes, Mask                        threads that step together, and an integer with at least a bit for each
 //   block() blocks() warp() warps() lane() thread() threads()     where am I
 //   ballot(p) largest_of_group(v, n) sync_warp() sync_block() scratch()   inside a block
-//   load/store_system, exchange_zero   single 64-bit words that peers touch; relaxed
+//   load/store_system, exchange_zero   single words that peers touch; relaxed
 //   load_acquire() acquire_loaded()    a word, and what to call before anything is read that it guards
 //   add_device, count, add_block       atomics inside this rank / inside this block; relaxed
 //   release_system() acquire_system()  fences; what they order is argued at each use
@@ -75,6 +75,7 @@ class HostTarget {
   static void acquire_loaded() {}
   static u32 load_system(const u32* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
   static void store_system(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+  static void store_system(u32* word, u32 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
   static u32 add_device(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
   static void count(u64* word, u64 value) { __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
   static void add_block(u32* word, u32 value) { *word += value; }  // a block is one thread

@@ -14,23 +14,6 @@ constexpr u32 kernel_count = u32(KernelId::count);
 #define MORI_KERNEL_SYMBOL(name, ...) "mori_" #name,
 constexpr const char* kernel_symbols[kernel_count] = {MORI_KERNEL_TABLE(MORI_KERNEL_SYMBOL)};
 
-gpu::Function load_function(const gpu::Gpu& gpu, const char* symbol, const std::string& code) {
-  const gpu::Driver& driver = gpu.driver;
-  const gpu::DeviceGuard current(gpu);
-  const gpu::RelaxedCapture relaxed(driver);
-  gpu::Module module = nullptr;
-  gpu::Function function = nullptr;
-  driver.call(driver.load_module, &module, static_cast<const void*>(code.data()));
-  driver.call(driver.get_function, &function, module, symbol);
-  // Setting an attribute makes NVIDIA's driver load the code now. Left to the first launch it might wait for kernels
-  // that wait for peers. HIP has loaded it.
-  if (driver.api == gpu::Api::cuda) {
-    driver.call(driver.set_function_attribute, function, gpu::function_max_dynamic_shared_bytes,
-                int(gpu.block_memory_bytes));
-  }
-  return function;
-}
-
 // Modules are kept until the process ends: a captured graph may outlive the op that it was captured from.
 gpu::Function loaded(const gpu::Gpu& gpu, KernelId kernel, const std::string& code) {
   static auto* const functions = new std::map<std::tuple<const gpu::Gpu*, KernelId, std::string>, gpu::Function>;
@@ -39,7 +22,7 @@ gpu::Function loaded(const gpu::Gpu& gpu, KernelId kernel, const std::string& co
   const auto [place, is_new] = functions->try_emplace({&gpu, kernel, code}, nullptr);
   if (is_new) {
     try {
-      place->second = load_function(gpu, kernel_symbols[u32(kernel)], code);
+      place->second = gpu::load_function(gpu, kernel_symbols[u32(kernel)], code);
     } catch (...) {
       functions->erase(place);
       throw;

@@ -95,6 +95,8 @@ constexpr int cuda_interface_version = 12000;
   X(export_handle, cuMemExportToShareableHandle, hipMemExportToShareableHandle, void*, MemoryHandle, int,           \
     unsigned long long)                                                                                             \
   X(import_handle, cuMemImportFromShareableHandle, hipMemImportFromShareableHandle, MemoryHandle*, void*, int)      \
+  X(retain_handle, cuMemRetainAllocationHandle, hipMemRetainAllocationHandle, MemoryHandle*, void*)                 \
+  X(address_range, cuMemGetAddressRange, hipMemGetAddressRange, Address*, std::size_t*, Address)                    \
   X(host_register, cuMemHostRegister, hipHostRegister, void*, std::size_t, unsigned)                                \
   X(host_unregister, cuMemHostUnregister, hipHostUnregister, void*)                                                 \
   X(host_device_pointer, cuMemHostGetDevicePointer, hipHostGetDevicePointer, Address*, void*, unsigned)             \

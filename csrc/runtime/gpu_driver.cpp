@@ -269,6 +269,23 @@ DeviceGuard::~DeviceGuard() {
   driver_.api == Api::hip ? driver_.set_device(former_) : driver_.pop_context(&ignored);
 }
 
+Function load_function(const Gpu& gpu, const char* symbol, const std::string& code) {
+  const Driver& driver = gpu.driver;
+  const DeviceGuard current(gpu);
+  const RelaxedCapture relaxed(driver);
+  Module module = nullptr;
+  Function function = nullptr;
+  driver.call(driver.load_module, &module, static_cast<const void*>(code.data()));
+  driver.call(driver.get_function, &function, module, symbol);
+  // Setting an attribute makes NVIDIA's driver load the code now. Left to the first launch it might wait for kernels
+  // that wait for peers. HIP has loaded it.
+  if (driver.api == Api::cuda) {
+    driver.call(driver.set_function_attribute, function, function_max_dynamic_shared_bytes,
+                int(gpu.block_memory_bytes));
+  }
+  return function;
+}
+
 bool is_capturing(const Driver& driver, u64 stream) {
   int status = capture_status_none;
   // On the legacy stream this fails while another stream captures; that one does not capture itself.

@@ -96,6 +96,10 @@ class RelaxedCapture {
   int mode_ = capture_mode_relaxed;  // afterwards: the thread's former mode
 };
 
+// The kernel `symbol` of a code object, ready to be launched without any further work of the driver's. Its module stays
+// until the process ends.
+Function load_function(const Gpu& gpu, const char* symbol, const std::string& code);
+
 inline Stream stream_of(u64 handle) { return reinterpret_cast<Stream>(handle); }
 bool is_capturing(const Driver& driver, u64 stream);
 

@@ -1,4 +1,7 @@
-"""Explicit communicators: a unique id, `Communicator.init`, symmetric memory and windows."""
+"""Explicit communicators: a unique id, `Communicator.init`, symmetric memory, windows, what kernels need of them.
+
+docs/cco.md is the guide. `device` compiles and launches kernels, `cco` is a thin interface of functions.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,32 @@ from typing import Any
 # What the package exports, and where it lives: loaded on first access, so that bootstrap needs no native module.
 _HOMES = {
     "AllocatedMemory": "resources",
+    "CCODevCommRequirements": "requirements",
     "CCOResource": "resources",
+    "Comm": "cco",
     "Communicator": "communicator",
-    "RegisteredWindow": "resources",
+    "DevComm": "cco",
+    "DevCommHandle": "dev_comm",
+    "DevCommRequirements": "cco",
+    "GDA_CONNECTION_CROSSNODE": "requirements",
+    "GDA_CONNECTION_FULL": "requirements",
+    "GDA_CONNECTION_NONE": "requirements",
+    "GDA_CONNECTION_RAIL": "requirements",
+    "ImportedWindow": "windows",
+    "RegisteredWindow": "windows",
     "UniqueId": "unique_id",
-    "communicator_of_window": "resources",
+    "barrier_all": "cco",
+    "comm_create": "cco",
+    "comm_destroy": "cco",
+    "communicator_of_window": "windows",
+    "dev_comm_create": "cco",
+    "dev_comm_destroy": "cco",
     "get_unique_id": "unique_id",
+    "mem_alloc": "cco",
+    "mem_free": "cco",
+    "window_deregister": "cco",
+    "window_register": "cco",
+    "window_register_ptr": "cco",
 }
 
 __all__ = list(_HOMES)

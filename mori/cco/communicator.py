@@ -13,17 +13,20 @@ from typing import Any
 import torch
 
 from mori import _core, env, target
-from mori.cco import devices, growth
+from mori.cco import devices, external, growth
 from mori.cco.allocator import Block, SliceAllocator
 from mori.cco.bootstrap import Rendezvous
+from mori.cco.descriptor_area import AREA_END, DescriptorArea
 from mori.cco.descriptors import PeerLink
+from mori.cco.dev_comm import DevCommHandle
 from mori.cco.faults import communicator_error, peer_left
-from mori.cco.resources import AllocatedMemory, CCOResource, RegisteredWindow
+from mori.cco.requirements import CCODevCommRequirements
+from mori.cco.resources import AllocatedMemory, CCOResource
 from mori.cco.unique_id import UniqueId, get_unique_id
+from mori.cco.windows import ImportedMemory, ImportedWindow, RegisteredWindow
 from mori.errors import BootstrapError, ConfigMismatch, HeapExhausted, MoriError, PeerLost
 from mori.target import Target
 
-_FIRST_OFFSET = 2 << 20  # the control block lies before it
 _PAGE = 4096
 _DEATH_NOTICE_S = 2.0  # the watcher needs far less
 
@@ -54,7 +57,9 @@ class Communicator:
         self._native = _core.Communicator(memory, control)
         self._mapped_chunks = 0  # of every peer's memory
         self._rank = rendezvous.rank
-        self._allocator = SliceAllocator(_FIRST_OFFSET, capacity)
+        self._allocator = SliceAllocator(AREA_END, capacity)
+        self._area = DescriptorArea(memory, rendezvous.rank)
+        self._registered = 0  # windows so far
         self._links: list[PeerLink] = []
         self._resources: list[CCOResource] = []
         # Blocks closed here, each with the native holder that knows about live views.
@@ -68,7 +73,7 @@ class Communicator:
         return get_unique_id()
 
     @classmethod
-    def init(cls, nranks: int, rank: int, unique_id: UniqueId, per_rank_vmm: int = 4 << 30) -> Communicator:
+    def init(cls, nranks: int, rank: int, unique_id: UniqueId | bytes, per_rank_vmm: int = 4 << 30) -> Communicator:
         """Collective: meet the other ranks and map each other's memory.
 
         `per_rank_vmm` bytes of address space are reserved per rank. Memory is used only as far as it is touched (host)
@@ -83,6 +88,7 @@ class Communicator:
         if per_rank_vmm <= 0:
             raise ValueError(f"per_rank_vmm must be positive, got {per_rank_vmm}")
         timeout_s = env.get("MORI_BOOTSTRAP_TIMEOUT")
+        unique_id = UniqueId.from_bytes(bytes(unique_id))
         here = target.current()
         device = devices.bind(here)
         hello = {"target": here.name, "arch": here.arch, **devices.hello(here, device)}
@@ -94,7 +100,8 @@ class Communicator:
             devices.check_pairs(rendezvous, here, device, timeout_s)
 
             def create() -> Communicator:
-                memory = control = _create(here, device, rank, nranks, per_rank_vmm + _FIRST_OFFSET)
+                memory = control = _create(here, device, rank, nranks, per_rank_vmm + AREA_END)
+                memory.extend(AREA_END)
                 if here.is_device:
                     control = _core.SymmetricMemory.create_host(rank, nranks, _core.COMM_CONTROL_BYTES)
                 return cls(rendezvous, memory, control, per_rank_vmm, here, device)
@@ -231,7 +238,12 @@ class Communicator:
         return AllocatedMemory(self, block, size)
 
     def allocate_symmetric(
-        self, size: int, what: str, agree: dict[str, Any] | None = None, alignment: int = _PAGE
+        self,
+        size: int,
+        what: str,
+        agree: dict[str, Any] | None = None,
+        alignment: int = _PAGE,
+        tracked: bool = True,
     ) -> AllocatedMemory:
         """Collective `alloc_mem`: all ranks agree on `size`, on the offset and on every field of `agree`, or all raise.
 
@@ -248,7 +260,7 @@ class Communicator:
                 raise self._exhausted(size, what)
         if block is not None:
             self._provide(block, what)
-        return AllocatedMemory(self, block, size)
+        return AllocatedMemory(self, block, size, tracked)
 
     def _provide(self, block: Block, what: str) -> None:
         """Collective: see to it that there is memory behind a new block, on all ranks or on none."""
@@ -263,22 +275,70 @@ class Communicator:
         self._mapped_chunks = self._memory.chunks
 
     def register_window(self, ptr: int, size: int) -> RegisteredWindow:
-        """Collective: let peers address the block at `ptr` (the base that `alloc_mem` returned).
+        """Collective: let kernels of all ranks address the memory at `ptr` (the base that `alloc_mem` returned).
 
-        RuntimeError if `ptr` is not the base of a block or `size` reaches beyond it; ConfigMismatch on all ranks if
-        they register different offsets or sizes.
+        RuntimeError, on this rank alone and with nothing changed, if `ptr` is not the base of an allocation or `size`
+        reaches beyond it. ConfigMismatch, on all ranks, if they register different offsets or sizes, or in another
+        order. RuntimeError when 1024 windows are open.
         """
-        self._check("register_window")
-        memory = next((each for each in self._allocations() if each.ptr == ptr), None)
-        if memory is None:
-            raise RuntimeError(f"register_window: {ptr:#x} is not the base address of memory from alloc_mem")
-        if not 0 < size <= memory.size:
-            raise RuntimeError(f"register_window: size {size} is not within the {memory.size} bytes of the allocation")
-        self._reclaim("register_window", {"window offset": memory.offset, "window size": size})
+        memory = self._window_memory("register_window", ptr, size)
+        self._register("register_window", memory.offset, size)
+        if isinstance(memory, ImportedMemory):
+            external.map_peers(self, memory, env.get("MORI_BOOTSTRAP_TIMEOUT"))
         return RegisteredWindow(self, memory, size)
+
+    def register_external_window(self, ext_ptr: int, size: int) -> ImportedWindow:
+        """Collective: a window over memory that this communicator did not allocate, mapped once more on every rank.
+
+        On CPUs `ext_ptr` is a page's address in a shared mapping whose descriptor this process has open: memory of
+        another communicator, a memfd, a torch tensor after `share_memory_()`. On GPUs it is the base address of an
+        allocation by the driver's virtual memory calls whose handle can be exported as a descriptor. `size` bytes from
+        there on, on every rank the same. The owner keeps the memory until the window is closed.
+        RuntimeError, on this rank alone, with the remedy, for other memory; ConfigMismatch, on all ranks, if they
+        differ in size or order.
+        """
+        what = "register_external_window"
+        self._check(what)
+        memory = external.import_memory(self, ext_ptr, size, what, tracked=False)
+        try:
+            self._register(what, 0, size)
+            external.map_peers(self, memory, env.get("MORI_BOOTSTRAP_TIMEOUT"))
+            return ImportedWindow(self, memory, size)
+        except BaseException:
+            memory.close()
+            raise
+
+    def create_dev_comm(self, requirements: CCODevCommRequirements | None = None) -> DevCommHandle:
+        """Collective: a device communicator, with what `requirements` ask for (None: the defaults).
+
+        TypeError or ValueError, on this rank alone, for requirements out of range; ConfigMismatch, on all ranks, if
+        they differ; HeapExhausted if the slice has no room for the barriers.
+        """
+        self._check("create_dev_comm")
+        return DevCommHandle(self, requirements, tracked=True)
+
+    def _window_memory(self, what: str, ptr: int, size: int) -> AllocatedMemory | ImportedMemory:
+        self._check(what)
+        known = [each for each in self._resources if isinstance(each, (AllocatedMemory, ImportedMemory))]
+        memory = next((each for each in known if ptr and each.ptr == ptr), None)
+        if memory is None:
+            raise RuntimeError(f"{what}: {ptr:#x} is not the base address of memory from alloc_mem")
+        if not 0 < size <= memory.size:
+            raise RuntimeError(f"{what}: size {size} is not within the {memory.size} bytes of the allocation")
+        return memory
+
+    def _register(self, what: str, offset: int, size: int) -> None:
+        """Collective: agree on a further window."""
+        facts = {"window number": self._registered, "window offset": offset, "window size": size}
+        self._reclaim(what, facts)
+        self._registered += 1
 
     def _allocations(self) -> list[AllocatedMemory]:
         return [each for each in self._resources if isinstance(each, AllocatedMemory)]
+
+    def _untrack(self, resource: CCOResource) -> None:
+        if resource in self._resources:
+            self._resources.remove(resource)
 
     def _reclaim(self, what: str, agree: dict[str, Any]) -> None:
         """Collective: compare `agree` and the allocators, and take back what all ranks have released."""

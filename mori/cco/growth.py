@@ -39,9 +39,12 @@ def together(
 
 
 def swap_chunk(
-    rendezvous: Rendezvous, memory: _core.SymmetricMemory, chunk: int, timeout_s: float
+    rendezvous: Rendezvous, memory: _core.SymmetricMemory, chunk: int, timeout_s: float, begins: list[int] | None = None
 ) -> dict[int, PeerLink]:
-    """Collective: map every peer's chunk of that number, which all ranks have. The links are the caller's to close."""
+    """Collective: map every peer's chunk of that number, which all ranks have. The links are the caller's to close.
+
+    `begins`: by rank, where in what its descriptor leads to the chunk begins.
+    """
     descriptor = memory.export_chunk(chunk)
     try:
         links = exchange_descriptors(rendezvous, descriptor, timeout_s)
@@ -51,7 +54,7 @@ def swap_chunk(
     def map_peers() -> None:
         for peer, link in links.items():
             try:
-                memory.map_peer(peer, chunk, link.fd)
+                memory.map_peer(peer, chunk, link.fd, begins[peer] if begins else 0)
             except RuntimeError as problem:
                 raise RuntimeError(
                     f"the memory of rank {peer} cannot be mapped ({problem}). All processes must see all GPUs: choose "

@@ -1,9 +1,7 @@
-"""What a communicator hands out, and what it must take back: memory and windows."""
+"""What a communicator hands out and must take back, and the first of such things: memory."""
 
 from __future__ import annotations
 
-import ctypes
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +15,16 @@ if TYPE_CHECKING:
 
 
 class CCOResource:
-    """Something that lives on a communicator until `close()`, which is idempotent."""
+    """Something that lives on a communicator until `close()`, which is idempotent.
 
-    def __init__(self, communicator: Communicator) -> None:
+    One that is `tracked` is closed with the communicator at the latest.
+    """
+
+    def __init__(self, communicator: Communicator, tracked: bool = True) -> None:
         self._communicator = communicator
         self._open = True
-        communicator._resources.append(self)
+        if tracked:
+            communicator._resources.append(self)
 
     @property
     def is_valid(self) -> bool:
@@ -32,8 +34,10 @@ class CCOResource:
         """Give the resource back. Further use raises RuntimeError."""
         if self._open:
             self._open = False
-            self._release()
-            self._communicator._resources.remove(self)
+            try:
+                self._release()
+            finally:
+                self._communicator._untrack(self)
 
     def _release(self) -> None:
         raise NotImplementedError
@@ -50,13 +54,13 @@ class AllocatedMemory(CCOResource):
     closed it and holds no view of it; a view stays valid memory until it dies.
     """
 
-    def __init__(self, communicator: Communicator, block: Block | None, size: int) -> None:
+    def __init__(self, communicator: Communicator, block: Block | None, size: int, tracked: bool = True) -> None:
         self.size = size
         self._block = block
         self._native = None
         if block is not None:
             self._native = _core.MemoryBlock(communicator._memory, block.offset, block.size)
-        super().__init__(communicator)
+        super().__init__(communicator, tracked)
 
     @property
     def offset(self) -> int:
@@ -71,6 +75,11 @@ class AllocatedMemory(CCOResource):
         if self._block is None:
             return 0
         return int(self._communicator._memory.address(self._communicator.rank, self._block.offset))
+
+    @property
+    def symmetric(self) -> _core.SymmetricMemory:
+        """What the block lies in."""
+        return self._communicator._memory
 
     @property
     def native(self) -> _core.MemoryBlock:
@@ -101,57 +110,3 @@ class AllocatedMemory(CCOResource):
     def _release(self) -> None:
         self._communicator._released.append((self._block, self._native))
         self._native = None
-
-
-class _WindowDescriptor(ctypes.Structure):
-    """What a kernel gets: rank p's bytes of the window begin at base + p * stride."""
-
-    _fields_ = (
-        ("base", ctypes.c_uint64),
-        ("stride", ctypes.c_uint64),
-        ("rank", ctypes.c_uint32),
-        ("nranks", ctypes.c_uint32),
-    )
-
-
-class RegisteredWindow(CCOResource):
-    """A block that every rank has registered: peers may address it through `handle`."""
-
-    def __init__(self, communicator: Communicator, memory: AllocatedMemory, size: int) -> None:
-        self._memory = memory
-        self._address = memory.ptr
-        self.size = size
-        # An empty view: while the window is open, the block is not used again, even if its memory is closed.
-        self._hold = memory.native.view(0, 0, communicator.rank)
-        self._descriptor = _WindowDescriptor(
-            communicator._memory.base + memory.offset,
-            communicator._memory.bytes_per_rank,
-            communicator.rank,
-            communicator.nranks,
-        )
-        super().__init__(communicator)
-        _owners[self.handle] = communicator
-
-    @property
-    def handle(self) -> int:
-        """Address of the window's descriptor, as kernels take it."""
-        self._check()
-        return ctypes.addressof(self._descriptor)
-
-    @property
-    def local_ptr(self) -> int:
-        """Address in this process of this rank's bytes."""
-        self._check()
-        return self._address
-
-    def _release(self) -> None:
-        _owners.pop(ctypes.addressof(self._descriptor), None)
-        self._hold = None
-
-
-_owners: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
-
-
-def communicator_of_window(handle: int) -> Communicator | None:
-    """The communicator that owns the window of this handle, or None if there is none (any more)."""
-    return _owners.get(handle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mori.jit import elf, hip_clang, hiprtc, nvcc, nvrtc
+from mori.jit import elf, gxx, hip_clang, hiprtc, nvcc, nvrtc
 from mori.jit.errors import CompilerNotFound
 from mori.jit.toolchain import Compiler, Unavailable
 
@@ -33,6 +33,7 @@ COMPILERS = [
     Row("hiprtc", "hip", hiprtc.find, elf.amd_kernels, "ROCm, or a torch with ROCm"),
     Row("hipcc", "hip", hip_clang.find_hipcc, elf.amd_kernels, "ROCm, and set ROCM_PATH"),
     Row("ziglang", "hip", hip_clang.find_ziglang, elf.amd_kernels, "the package ziglang, which needs no ROCm"),
+    Row("g++", "host", gxx.find, elf.host_kernels, "a C++ compiler that knows C++20, or set CXX"),
 ]
 
 

@@ -9,6 +9,7 @@ _SYMBOL_TABLE = 2
 _FUNCTION = 2
 _OBJECT = 1
 _CUDA_ENTRY = 0x10  # in st_other: can be launched, as opposed to a device function that was not inlined
+_HIDDEN = 2  # in st_other: not offered to others
 _AMD_MACHINE = 224
 _AMD_DESCRIPTOR = ".kd"  # behind a kernel's name: the record that a launch starts from
 
@@ -26,6 +27,11 @@ def amd_kernels(binary: bytes) -> set[str]:
         raise ValueError(f"no code object for AMD GPUs: an ELF object for machine {machine}")
     described = (name for name, kind, _ in symbols if kind == _OBJECT and name.endswith(_AMD_DESCRIPTOR))
     return {name[: -len(_AMD_DESCRIPTOR)] for name in described}
+
+
+def host_kernels(binary: bytes) -> set[str]:
+    """Names of the functions that a shared object for CPUs offers. ValueError if it is none."""
+    return {name for name, kind, other in _symbols(binary) if kind == _FUNCTION and other & _HIDDEN == 0}
 
 
 def _symbols(binary: bytes) -> Iterator[tuple[str, int, int]]:

@@ -23,6 +23,7 @@ class DeviceTarget(NamedTuple):
 TARGETS = {
     "cuda": DeviceTarget(re.compile(r"sm_\d{2,3}[af]?"), "sm_90", ".cu"),
     "hip": DeviceTarget(re.compile(r"gfx[0-9a-f]{3,4}"), "gfx942", ".hip"),
+    "host": DeviceTarget(re.compile("host"), "host", ".cpp"),
 }
 
 
@@ -33,8 +34,8 @@ class Spec:
     `name`: letters, digits, `_`, `.` and `-`; appears in messages and listings.
     `source`: C++ text (str), or a `Path`: absolute, or relative to `sources.source_root()`.
     `kernels`: symbol names that the result must hold; write kernels `extern "C"` so that a symbol is its name.
-    `target`: "cuda" or "hip". For hip, write `__attribute__((global))`: words like `__global__` are known to some
-    compilers only.
+    `target`: "cuda", "hip" or "host" (a shared object for CPUs). For hip, write `__attribute__((global))`: words like
+    `__global__` are known to some compilers only.
     `include_dirs`: absolute, or relative to the source root ("." is the root itself, which a source that is a path
     below it gets as a matter of course). Only what is found there, or beside the including file, is part of the cache
     key: pass no `-I` in `flags`.

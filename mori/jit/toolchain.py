@@ -47,5 +47,10 @@ def hip_options(job: Job) -> list[str]:
     return [*fixed, *job.spec.definitions, *job.flags]
 
 
+def host_options(job: Job) -> list[str]:
+    fixed = ["-shared", "-fPIC", "-std=c++20", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
+    return [*fixed, *job.spec.definitions, *job.flags]
+
+
 def include_options(job: Job) -> list[str]:
     return [f"-I{folder}" for folder in job.include_dirs]

@@ -13,6 +13,7 @@
 #include <deque>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -119,6 +120,13 @@ const std::map<std::string, Runnable> kernels = {
     {"mori_combine_bf16", runnable<mori::KernelId::combine_bf16>()},
 };
 
+// Where memory is mapped, with a descriptor of it. Used by one thread at a time.
+struct Mapping {
+  std::size_t bytes;
+  int descriptor;
+};
+std::map<Address, Mapping> mappings;
+
 void* at(Address address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
@@ -164,7 +172,8 @@ Result hipMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Ad
   return *address = reinterpret_cast<Address>(range), range == MAP_FAILED ? error_out_of_memory : success;
 }
 Result hipMemAddressFree(Address address, std::size_t bytes) { return munmap(at(address), bytes); }
-Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties, unsigned long long) {
+Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties,
+                    unsigned long long) {
   const int type = properties->type, device = properties->location.id;
   note("create " + std::string(type == hip_allocation_uncached ? "uncached" : "cached") + " on " +
        std::to_string(device) + " by " + std::to_string(current_device));
@@ -175,9 +184,24 @@ Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationPro
 Result hipMemRelease(MemoryHandle handle) { return close(int(handle)); }
 Result hipMemMap(Address address, std::size_t bytes, std::size_t, MemoryHandle handle, unsigned long long) {
   void* place = mmap(at(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, int(handle), 0);
-  return place == MAP_FAILED ? invalid_value : success;
+  if (place == MAP_FAILED) return invalid_value;
+  mappings[address] = {bytes, dup(int(handle))};
+  return success;
+}
+Result hipMemRetainAllocationHandle(MemoryHandle* handle, void* address) {
+  const auto found = mappings.find(reinterpret_cast<Address>(address));
+  return found == mappings.end() ? invalid_value : (*handle = MemoryHandle(dup(found->second.descriptor)), success);
+}
+Result hipMemGetAddressRange(Address* begin, std::size_t* bytes, Address address) {
+  const auto next = mappings.upper_bound(address);
+  if (next == mappings.begin()) return invalid_value;
+  const auto& [start, mapping] = *std::prev(next);
+  *begin = start, *bytes = mapping.bytes;
+  return address < start + mapping.bytes ? success : invalid_value;
 }
 Result hipMemUnmap(Address address, std::size_t bytes) {
+  close(mappings.at(address).descriptor);
+  mappings.erase(address);
   mmap(at(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return success;
 }
@@ -214,15 +238,19 @@ Result hipThreadExchangeStreamCaptureMode(int*) { return success; }
 
 // The code object must be one that has the kernel; its instructions are not executed.
 Result hipModuleLoadData(Module* module, const void* image) {
-  return *module = reinterpret_cast<Module>(const_cast<void*>(image)),
-         std::memcmp(image, "\x7f" "ELF", 4) == 0 ? success : invalid_value;
+  return *module = reinterpret_cast<Module>(const_cast<void*>(image)), std::memcmp(image,
+                                                                                   "\x7f"
+                                                                                   "ELF",
+                                                                                   4) == 0
+                                                                           ? success
+                                                                           : invalid_value;
 }
 Result hipModuleGetFunction(Function* function, Module, const char* name) {
   if (kernels.count(name) == 0) return invalid_value;
   return *function = reinterpret_cast<Function>(new LoadedFunction{name}), success;
 }
-Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
-                             unsigned scratch_bytes, Stream, void** parameters, void**) {
+Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
+                             unsigned, unsigned scratch_bytes, Stream, void** parameters, void**) {
   const auto& [name] = *reinterpret_cast<LoadedFunction*>(function);
   note("launch " + name + " " + std::to_string(blocks) + "x" + std::to_string(threads) + " on " +
        std::to_string(current_device));
@@ -243,9 +271,7 @@ thread_local std::vector<Context> contexts;
 Result retain_context(Context* context, Device device) {
   return *context = reinterpret_cast<Context>(Address(device) + 1), success;
 }
-Result current_context(Context* context) {
-  return *context = contexts.empty() ? nullptr : contexts.back(), success;
-}
+Result current_context(Context* context) { return *context = contexts.empty() ? nullptr : contexts.back(), success; }
 Result push_context(Context context) {
   contexts.push_back(context);
   return hipSetDevice(int(reinterpret_cast<Address>(context)) - 1);

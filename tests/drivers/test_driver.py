@@ -85,6 +85,40 @@ def test_two_ranks_dispatch_and_combine(api: str, folder: Path, tmp_path: Path) 
     assert all(width % LANES[api] == 0 and width // LANES[api] <= 16 for width in widths)
 
 
+IMPORT = """
+import ctypes, sys
+from mori import _core
+api = sys.argv[1]
+create, share = _core.SymmetricMemory.create_gpu, _core.SymmetricMemory.import_gpu
+owners = [create(api, rank, 2, 1 << 20, rank, 1) for rank in (0, 1)]
+for rank, owner in enumerate(owners):
+    owner.extend(1 << 17)
+begins = [owner.address(rank, 0) for rank, owner in enumerate(owners)]
+aliases = [share(api, rank, 2, 5000, rank, 1, begin) for rank, begin in enumerate(begins)]
+for rank, alias in enumerate(aliases):
+    alias.map_peer(1 - rank, 0, aliases[1 - rank].export_chunk(0))
+    owners[rank].write(0, bytes([65 + rank]) * 5000)
+print([ctypes.string_at(alias.address(rank, 0), 5000).decode()[::1000] for alias in aliases for rank in (0, 1)])
+for address, size in ((begins[0] + 4096, 100), (begins[0], 1 << 20), (4096, 100)):
+    try:
+        share(api, 0, 2, size, 0, 1, address)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.path.exists("/proc/driver/nvidia/version"), reason="this machine has the driver")
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_memory_of_others_is_mapped_once_more(api: str, folder: Path) -> None:
+    done = run(folder, "-c", IMPORT, api)
+    assert done.returncode == 0, done.stderr
+    contents, inside, beyond, nothing = done.stdout.splitlines()
+    assert contents == "['AAAAA', 'BBBBB', 'AAAAA', 'BBBBB']"
+    assert "belongs to an allocation that begins at" in inside
+    assert "has 65536 bytes, 1048576 were asked for" in beyond
+    assert "is no device memory of this process" in nothing
+
+
 @pytest.mark.parametrize(
     "variables, what",
     [
