@@ -1,6 +1,6 @@
 """Ranks meet at a barrier some thousand times; what each wrote before it, all others find behind it.
 
-    python examples/cco/barrier.py [--ranks 4]
+python examples/cco/barrier.py [--ranks 4]
 """
 
 from __future__ import annotations

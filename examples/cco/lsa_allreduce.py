@@ -1,6 +1,6 @@
 """All-reduce in one kernel: each block adds up its share of the elements for all ranks, in ascending order of rank.
 
-    python examples/cco/lsa_allreduce.py [--ranks 4]
+python examples/cco/lsa_allreduce.py [--ranks 4]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All to all: a kernel of each rank stores its values straight into the memory of every rank.
 
-    python examples/cco/lsa_put.py [--ranks 4]
+python examples/cco/lsa_put.py [--ranks 4]
 """
 
 from __future__ import annotations

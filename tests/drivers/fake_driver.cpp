@@ -172,8 +172,7 @@ Result hipMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Ad
   return *address = reinterpret_cast<Address>(range), range == MAP_FAILED ? error_out_of_memory : success;
 }
 Result hipMemAddressFree(Address address, std::size_t bytes) { return munmap(at(address), bytes); }
-Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties,
-                    unsigned long long) {
+Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties, unsigned long long) {
   const int type = properties->type, device = properties->location.id;
   note("create " + std::string(type == hip_allocation_uncached ? "uncached" : "cached") + " on " +
        std::to_string(device) + " by " + std::to_string(current_device));
@@ -238,19 +237,15 @@ Result hipThreadExchangeStreamCaptureMode(int*) { return success; }
 
 // The code object must be one that has the kernel; its instructions are not executed.
 Result hipModuleLoadData(Module* module, const void* image) {
-  return *module = reinterpret_cast<Module>(const_cast<void*>(image)), std::memcmp(image,
-                                                                                   "\x7f"
-                                                                                   "ELF",
-                                                                                   4) == 0
-                                                                           ? success
-                                                                           : invalid_value;
+  return *module = reinterpret_cast<Module>(const_cast<void*>(image)),
+         std::memcmp(image, "\x7f" "ELF", 4) == 0 ? success : invalid_value;
 }
 Result hipModuleGetFunction(Function* function, Module, const char* name) {
   if (kernels.count(name) == 0) return invalid_value;
   return *function = reinterpret_cast<Function>(new LoadedFunction{name}), success;
 }
-Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
-                             unsigned, unsigned scratch_bytes, Stream, void** parameters, void**) {
+Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                             unsigned scratch_bytes, Stream, void** parameters, void**) {
   const auto& [name] = *reinterpret_cast<LoadedFunction*>(function);
   note("launch " + name + " " + std::to_string(blocks) + "x" + std::to_string(threads) + " on " +
        std::to_string(current_device));
@@ -271,7 +266,9 @@ thread_local std::vector<Context> contexts;
 Result retain_context(Context* context, Device device) {
   return *context = reinterpret_cast<Context>(Address(device) + 1), success;
 }
-Result current_context(Context* context) { return *context = contexts.empty() ? nullptr : contexts.back(), success; }
+Result current_context(Context* context) {
+  return *context = contexts.empty() ? nullptr : contexts.back(), success;
+}
 Result push_context(Context context) {
   contexts.push_back(context);
   return hipSetDevice(int(reinterpret_cast<Address>(context)) - 1);

@@ -11,7 +11,8 @@ import pytest
 from tests.package.commands import ROOT, compile_cxx
 
 CSRC = ROOT / "csrc"
-HEADERS = sorted(path for folder in ("device", "kernels", "layout") for path in (CSRC / folder).glob("*.hpp"))
+FOLDERS = ("device", "include/mori", "kernels", "layout")
+HEADERS = sorted(path for folder in FOLDERS for path in (CSRC / folder).glob("*.hpp"))
 # A target's own header is written in the language of its compiler.
 FOR_ANY_COMPILER = [path for path in HEADERS if not path.name.startswith(("target_cuda", "target_hip"))]
 # Comes with the compiler, declares nothing but instructions.

@@ -19,7 +19,7 @@ def extension() -> Path:
 
 def test_device_sources_are_package_data() -> None:
     installed = extension().parent / "csrc"
-    for folder in ("device", "kernels", "layout"):
+    for folder in ("device", "include/mori", "kernels", "layout"):
         names = {path.name for path in (ROOT / "csrc" / folder).glob("*.hpp")}
         assert names
         assert {path.name for path in (installed / folder).glob("*.hpp")} == names

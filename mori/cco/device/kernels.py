@@ -98,10 +98,10 @@ def _run_on_cpu(
 
 @functools.cache
 def _library(code: bytes) -> ctypes.CDLL:
-    """The loader wants a file; one without a name leaves nothing behind."""
+    """The loader wants a file; one without a name leaves nothing behind.
+
+    It knows what it has loaded by the path, so the descriptor stays open: no other library can get its number.
+    """
     descriptor = os.memfd_create("mori-kernel", os.MFD_CLOEXEC)
-    try:
-        os.write(descriptor, code)
-        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+    os.write(descriptor, code)
+    return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
