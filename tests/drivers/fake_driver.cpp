@@ -1,9 +1,9 @@
-// A HIP runtime, and with FAKE_CUDA an NVIDIA driver, without GPUs: device memory is memfd memory of this process,
-// streams are a thread per device, and a kernel is the host's kernel of the same name, run by a thread per block with
-// the launch struct that it was given. So the way from a plan through the driver to a result runs as on a GPU; what the
-// instructions of GPUs do is not its subject.
+// A HIP runtime, and with FAKE_CUDA an NVIDIA driver, without GPUs: device memory is memfd memory of this process and
+// streams are a thread per device. Code objects and launches go to an executor (executor.hpp), so the way from a plan
+// through the driver to a result is that of a GPU, whoever executes the kernels.
 //
-// FAKE_LOG names a file for notes, FAKE_VERSION, FAKE_VMM and FAKE_CLOCK_KHZ replace what it says of itself.
+// FAKE_LOG names a file for notes, FAKE_VERSION, FAKE_VMM, FAKE_LANES and FAKE_CLOCK_KHZ replace what it says of
+// itself.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,8 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/target_host.hpp"
-#include "kernels/kernels.hpp"
+#include "executor.hpp"
 #include "runtime/gpu_abi.hpp"
 
 using namespace mori::gpu;
@@ -89,36 +88,43 @@ Queue& queue() {
   return queues[current_device];
 }
 
+// Memory of the host that kernels reach: what is mapped for a device, and pages that were registered.
+class Mapped {
+ public:
+  void add(const void* address, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ranges_[std::uint64_t(address)] = bytes;
+  }
+  void remove(const void* address) {
+    const std::lock_guard lock(mutex_);
+    ranges_.erase(std::uint64_t(address));
+  }
+  std::size_t copy(FakeRange* to, std::size_t capacity) {
+    const std::lock_guard lock(mutex_);
+    std::size_t at = 0;
+    for (const auto& [address, bytes] : ranges_) {
+      if (at < capacity) to[at] = {address, bytes};
+      ++at;
+    }
+    return at;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::uint64_t> ranges_;
+};
+
+Mapped& mapped() {
+  static auto* const ranges = new Mapped;
+  return *ranges;
+}
+
 struct LoadedFunction {
+  std::uint64_t number;
   std::string name;
 };
 
-template <mori::KernelId id>
-void run_grid(const std::vector<mori::u8>& arguments, unsigned blocks, std::size_t scratch_bytes) {
-  std::vector<std::thread> threads;
-  for (unsigned block = 0; block < blocks; ++block) {
-    threads.emplace_back([&, block] {
-      std::vector<mori::u64> scratch(scratch_bytes / 8 + 1);
-      mori::HostTarget target({block, blocks, scratch.data(), 0});
-      using Args = typename mori::KernelOf<mori::HostTarget, id>::Args;
-      mori::run_kernel<mori::HostTarget, id>(target, *reinterpret_cast<const Args*>(arguments.data()));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-struct Runnable {
-  void (*run)(const std::vector<mori::u8>&, unsigned, std::size_t);
-  std::size_t bytes;
-};
-template <mori::KernelId id>
-Runnable runnable() {
-  return {&run_grid<id>, sizeof(typename mori::KernelOf<mori::HostTarget, id>::Args)};
-}
-const std::map<std::string, Runnable> kernels = {
-    {"mori_dispatch", runnable<mori::KernelId::dispatch>()},
-    {"mori_combine_bf16", runnable<mori::KernelId::combine_bf16>()},
-};
+FakeExecutor executor{};
 
 // Where memory is mapped, with a descriptor of it. Used by one thread at a time.
 struct Mapping {
@@ -133,8 +139,8 @@ void* at(Address address) { return reinterpret_cast<void*>(address); }
 
 extern "C" {
 
-// runtime/host_support.cpp, which waits for this, chooses among the builds of all kernels as well.
-void mori_host_kernel_baseline(unsigned, const void*, const void*) {}
+void fake_driver_use(const FakeExecutor* chosen) { executor = *chosen; }
+std::size_t fake_driver_mapped(FakeRange* ranges, std::size_t capacity) { return mapped().copy(ranges, capacity); }
 
 Result hipInit(unsigned) { return success; }
 Result hipDrvGetErrorName(Result, const char** name) { return *name = "fakeError", success; }
@@ -148,7 +154,7 @@ Result hipDeviceGetUuid(Uuid* uuid, Device device) {
 }
 Result hipDeviceGetAttribute(int* value, int which, Device) {
   const std::map<int, int> values = {{attributes.multiprocessors, 4},
-                                     {attributes.lanes, lanes},
+                                     {attributes.lanes, number("FAKE_LANES", lanes)},
                                      {attributes.block_memory_bytes, 65536},
                                      {attributes.virtual_memory_management, number("FAKE_VMM", 1)},
                                      {attributes.posix_handles, 1},
@@ -172,7 +178,8 @@ Result hipMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Ad
   return *address = reinterpret_cast<Address>(range), range == MAP_FAILED ? error_out_of_memory : success;
 }
 Result hipMemAddressFree(Address address, std::size_t bytes) { return munmap(at(address), bytes); }
-Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties, unsigned long long) {
+Result hipMemCreate(MemoryHandle* handle, std::size_t bytes, const AllocationProperties* properties,
+                    unsigned long long) {
   const int type = properties->type, device = properties->location.id;
   note("create " + std::string(type == hip_allocation_uncached ? "uncached" : "cached") + " on " +
        std::to_string(device) + " by " + std::to_string(current_device));
@@ -185,7 +192,7 @@ Result hipMemMap(Address address, std::size_t bytes, std::size_t, MemoryHandle h
   void* place = mmap(at(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, int(handle), 0);
   if (place == MAP_FAILED) return invalid_value;
   mappings[address] = {bytes, dup(int(handle))};
-  return success;
+  return mapped().add(place, bytes), success;
 }
 Result hipMemRetainAllocationHandle(MemoryHandle* handle, void* address) {
   const auto found = mappings.find(reinterpret_cast<Address>(address));
@@ -199,6 +206,7 @@ Result hipMemGetAddressRange(Address* begin, std::size_t* bytes, Address address
   return address < start + mapping.bytes ? success : invalid_value;
 }
 Result hipMemUnmap(Address address, std::size_t bytes) {
+  mapped().remove(at(address));
   close(mappings.at(address).descriptor);
   mappings.erase(address);
   mmap(at(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -214,8 +222,8 @@ Result hipMemExportToShareableHandle(void* descriptor, MemoryHandle handle, int,
 Result hipMemImportFromShareableHandle(MemoryHandle* handle, void* descriptor, int) {
   return *handle = MemoryHandle(dup(int(reinterpret_cast<Address>(descriptor)))), success;
 }
-Result hipHostRegister(void*, std::size_t, unsigned) { return success; }
-Result hipHostUnregister(void*) { return success; }
+Result hipHostRegister(void* page, std::size_t bytes, unsigned) { return mapped().add(page, bytes), success; }
+Result hipHostUnregister(void* page) { return mapped().remove(page), success; }
 Result hipHostGetDevicePointer(Address* address, void* page, unsigned) {
   return *address = reinterpret_cast<Address>(page), success;
 }
@@ -235,25 +243,21 @@ Result hipStreamSynchronize(Stream) { return queue().finish(), success; }
 Result hipStreamIsCapturing(Stream, int* status) { return *status = capture_status_none, success; }
 Result hipThreadExchangeStreamCaptureMode(int*) { return success; }
 
-// The code object must be one that has the kernel; its instructions are not executed.
 Result hipModuleLoadData(Module* module, const void* image) {
-  return *module = reinterpret_cast<Module>(const_cast<void*>(image)),
-         std::memcmp(image, "\x7f" "ELF", 4) == 0 ? success : invalid_value;
+  return *module = reinterpret_cast<Module>(executor.load(image)), *module == nullptr ? invalid_value : success;
 }
-Result hipModuleGetFunction(Function* function, Module, const char* name) {
-  if (kernels.count(name) == 0) return invalid_value;
-  return *function = reinterpret_cast<Function>(new LoadedFunction{name}), success;
+Result hipModuleGetFunction(Function* function, Module module, const char* name) {
+  const std::uint64_t number = executor.find(std::uint64_t(module), name);
+  if (number == 0) return invalid_value;
+  return *function = reinterpret_cast<Function>(new LoadedFunction{number, name}), success;
 }
-Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned,
-                             unsigned scratch_bytes, Stream, void** parameters, void**) {
-  const auto& [name] = *reinterpret_cast<LoadedFunction*>(function);
+Result hipModuleLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
+                             unsigned, unsigned scratch_bytes, Stream, void** parameters, void**) {
+  const auto& [number, name] = *reinterpret_cast<LoadedFunction*>(function);
   note("launch " + name + " " + std::to_string(blocks) + "x" + std::to_string(threads) + " on " +
        std::to_string(current_device));
-  const Runnable kernel = kernels.at(name);
-  const auto* bytes = static_cast<const mori::u8*>(parameters[0]);
-  queue().push([=, arguments = std::vector<mori::u8>(bytes, bytes + kernel.bytes)] {
-    kernel.run(arguments, blocks, scratch_bytes);
-  });
+  const FakeLaunch launch{parameters[0], blocks, threads, scratch_bytes};
+  queue().push([work = executor.enqueue(number, &launch)] { executor.run(work); });
   return success;
 }
 }
@@ -266,9 +270,7 @@ thread_local std::vector<Context> contexts;
 Result retain_context(Context* context, Device device) {
   return *context = reinterpret_cast<Context>(Address(device) + 1), success;
 }
-Result current_context(Context* context) {
-  return *context = contexts.empty() ? nullptr : contexts.back(), success;
-}
+Result current_context(Context* context) { return *context = contexts.empty() ? nullptr : contexts.back(), success; }
 Result push_context(Context context) {
   contexts.push_back(context);
   return hipSetDevice(int(reinterpret_cast<Address>(context)) - 1);

@@ -13,11 +13,10 @@ import pytest
 from mori import _core, jit
 from mori.jit import hip_clang
 from mori.jit.job import resolve
+from tests.drivers.build import LIBRARIES, build
 from tests.package.commands import ROOT, compile_cxx
 
 HERE = Path(__file__).parent
-CSRC = ROOT / "csrc"
-LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so.7"}
 LANES = {"cuda": 32, "hip": 64}
 MEMORY = {"cuda": "cached", "hip": "uncached"}
 EMPTY = 'extern "C" __attribute__((global)) void empty() {}\n'
@@ -27,18 +26,7 @@ EMPTY = 'extern "C" __attribute__((global)) void empty() {}\n'
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With both fake drivers."""
     folder = tmp_path_factory.mktemp("drivers")
-    objects = []
-    options = ["-std=c++20", "-O1", "-fPIC", f"-I{CSRC}"]
-    sources = [(HERE / "fake_driver.cpp", api) for api in LIBRARIES] + [(CSRC / "runtime" / "host_support.cpp", "both")]
-    running = []
-    for source, api in sources:
-        objects.append(folder / f"{source.stem}_{api}.o")
-        macro = ["-DFAKE_CUDA"] if api == "cuda" else []
-        running.append(subprocess.Popen(["g++", *options, *macro, "-c", source, "-o", objects[-1]]))
-    assert [process.wait(timeout=300) for process in running] == [0, 0, 0]
-    for api, compiled in zip(LIBRARIES, objects, strict=False):
-        command = ["g++", "-shared", "-pthread", compiled, objects[-1], "-o", folder / LIBRARIES[api]]
-        subprocess.run(command, check=True)
+    build(folder)
     return folder
 
 
