@@ -43,8 +43,13 @@ def cpu_example(port: int | str) -> str:
             "    check(rank, world_size, input_data, indices, dispatch_out, recv_count, combine_out)\n    # Cleanup\n",
         ),
     )
+    return adapted(*CPU_REPLACEMENTS, *everywhere)
+
+
+def adapted(*replacements: Replacement) -> str:
+    """The published text after the replacements, in order. ValueError for an old text that is not there as often."""
     text = published()
-    for old, new, times in (*CPU_REPLACEMENTS, *everywhere):
+    for old, new, times in replacements:
         if text.count(old) != times:
             raise ValueError(f"the example has {old!r} {text.count(old)} times, expected {times}")
         text = text.replace(old, new)

@@ -30,4 +30,5 @@ def build(folder: Path, apis: Iterable[str] = LIBRARIES, executor: Iterable[Path
         raise RuntimeError(f"these fail: {failed}")
     for api in apis:
         parts = [str(output) for (_, which), output in objects.items() if which in (api, "any")]
-        subprocess.run([compiler(), "-shared", "-pthread", *parts, "-o", str(folder / LIBRARIES[api])], check=True)
+        named = [f"-Wl,-soname,{LIBRARIES[api]}", "-o", str(folder / LIBRARIES[api])]
+        subprocess.run([compiler(), "-shared", "-pthread", *parts, *named], check=True)

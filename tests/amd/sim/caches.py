@@ -135,10 +135,11 @@ class Port:
         """Where its scope is coherent. Nothing comes between the old value and the new one."""
         (share,) = self._memory.shares(np.array([address], np.uint64), size)
         level = self._level(share.arena, share.offsets, scope)
-        old, known = level.fetch(share.arena, share.offsets)
-        check_known(share.arena, share.offsets, known)
-        value, new = updated(old, update)
-        level.put(share.arena, share.offsets, new[None, :])
+        with share.arena.lock:
+            old, known = level.fetch(share.arena, share.offsets)
+            check_known(share.arena, share.offsets, known)
+            value, new = updated(old, update)
+            level.put(share.arena, share.offsets, new[None, :])
         return value
 
     def write_back(self, scope: str) -> None:

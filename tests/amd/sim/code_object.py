@@ -59,6 +59,12 @@ class Kernel:
         return tuple(entry for bit, entry in enumerate(order) if self.properties >> bit & 1)
 
     @property
+    def argument_bytes(self) -> int:
+        """Without what the compiler asks the launch to add."""
+        own = [one for one in self.arguments if not one.kind.startswith("hidden_")]
+        return max((one.offset + one.bytes for one in own), default=0)
+
+    @property
     def user_sgpr_count(self) -> int:
         return self.resources[1] >> 1 & 31
 

@@ -23,9 +23,8 @@ def kernarg_segment(kernel: Kernel, arguments: bytes, blocks: int, threads: int,
         # Offsets and rests of the grid, and services of the runtime, of which there are none.
         **dict.fromkeys([f"hidden_{what}_{axis}" for what in ("remainder", "global_offset") for axis in "xyz"], 0),
     }
-    own = max((one.offset + one.bytes for one in kernel.arguments if one.kind not in hidden), default=0)
-    if len(arguments) != own:
-        raise ValueError(f"{kernel.name} takes {own} bytes of arguments, got {len(arguments)}")
+    if len(arguments) != kernel.argument_bytes:
+        raise ValueError(f"{kernel.name} takes {kernel.argument_bytes} bytes of arguments, got {len(arguments)}")
     segment = bytearray(kernel.kernarg_bytes)
     segment[: len(arguments)] = arguments
     for one in kernel.arguments:

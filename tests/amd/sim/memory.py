@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,9 @@ Index = NDArray[np.int64]
 
 class Arena:
     """`size` bytes of memory that belong together; what lies beyond is out of bounds."""
+
+    lock: AbstractContextManager[Any] = nullcontext()
+    """Held by whoever must not be disturbed between reading and writing."""
 
     def __init__(self, name: str, base: int, size: int, defined: bool = False) -> None:
         self.name = name
@@ -87,10 +91,11 @@ class Memory:
         self._arenas: list[Arena] = []
 
     def add(self, arena: Arena) -> Arena:
-        for other in self._arenas:
+        index = bisect.bisect_right(self._arenas, arena.base, key=lambda one: one.base)
+        for other in self._arenas[max(0, index - 1) : index + 1]:
             if arena.base < other.end and other.base < arena.end:
                 raise ValueError(f"{arena.name} at {arena.base:#x} overlaps {other.name}")
-        bisect.insort(self._arenas, arena, key=lambda one: one.base)
+        self._arenas.insert(index, arena)
         return arena
 
     def find(self, address: int, size: int) -> Arena:

@@ -19,7 +19,6 @@ ARCHS = ("gfx942", "gfx950", "gfx1250")
 
 
 class Compiled(NamedTuple):
-    arch: str
     code_object: bytes
     listing: str
     assembly: str = ""
@@ -38,7 +37,7 @@ def compile_spec(spec: jit.Spec) -> Compiled:
         options = ["-Wall", "-Wextra", "-save-temps=obj"]
         warnings = _run([*compiler.command(job, source, output, folder), *options], folder)
         (assembly,) = (file.read_text(encoding="utf-8") for file in folder.glob("*.s"))
-        return Compiled(spec.arch, output.read_bytes(), annotate(assembly, spec.arch), assembly, warnings)
+        return Compiled(output.read_bytes(), annotate(assembly, spec.arch), assembly, warnings)
 
 
 def compile_text(source: str, arch: str) -> Compiled:
