@@ -3,6 +3,7 @@
 #
 #   tools/run_on_gpus.sh OUT                  all steps: build smoke tests bench nccl
 #   tools/run_on_gpus.sh OUT build tests      only these, in this order
+#   tools/run_on_gpus.sh OUT build sanitize   small shapes under compute-sanitizer; the releases' matrices: matrices
 #   TESTS="-k graphs" BENCH="--sweep --tokens 128" tools/run_on_gpus.sh OUT build tests bench
 #
 # Each step has its own limit in seconds (LIMIT_BUILD=... and so on change it) and a failing one does not stop the
@@ -10,14 +11,14 @@
 # Last comes a table; its exit status is 1 if any step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-[[ $# -ge 1 ]] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
 
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 steps=("${@:-}")
 [[ -n "${steps[0]}" ]] || steps=(build smoke tests bench nccl)
-rm -f "$out"/{build,smoke,tests,bench}.log
+rm -f "$out"/{build,smoke,tests,bench,sanitize,matrices}.log
 python=${PYTHON:-python3}
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
@@ -45,15 +46,25 @@ nccl() {
   # shellcheck disable=SC2086
   cd "$stage" && "$python" -m benchmarks.nccl_baseline --output "$out/nccl_baseline.json" ${NCCL:-}
 }
-export -f build smoke tests bench nccl
+sanitize() {
+  # shellcheck disable=SC2086
+  cd "$stage" && "$python" -m tests.gpu.sanitize --results "$out/sanitizer.json" ${SANITIZE:-}
+}
+matrices() {
+  # shellcheck disable=SC2086
+  cd "$stage" && "$python" -m pytest -p tests.gpu.results --results "$out/matrices.json" tests/python/ops \
+    -q --durations=10 -p no:cacheprovider ${MATRICES:-}
+}
+export -f build smoke tests bench nccl sanitize matrices
 export out stage python
 
 declare -A limit=([build]=${LIMIT_BUILD:-110} [smoke]=${LIMIT_SMOKE:-40} [tests]=${LIMIT_TESTS:-280}
-  [bench]=${LIMIT_BENCH:-100} [nccl]=${LIMIT_NCCL:-40})
+  [bench]=${LIMIT_BENCH:-100} [nccl]=${LIMIT_NCCL:-40} [sanitize]=${LIMIT_SANITIZE:-300}
+  [matrices]=${LIMIT_MATRICES:-400})
 table=""
 failed=0
 for step in "${steps[@]}"; do
-  [[ -n "${limit[$step]:-}" ]] || { echo "no step $step: build smoke tests bench nccl" >&2; exit 2; }
+  [[ -n "${limit[$step]:-}" ]] || { echo "no step $step: build smoke tests bench nccl sanitize matrices" >&2; exit 2; }
   log="$out/$step.log"
   [[ $step == nccl ]] && log="$out/bench.log" # eight files at most
   echo "== $step, at most ${limit[$step]} s"

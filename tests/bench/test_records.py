@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import records
-from tests.gpu import results
+from tests.gpu import results, sanitize
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted((ROOT / "benchmarks" / "results").glob("**/*.json"))
@@ -87,7 +87,15 @@ def test_every_committed_benchmark_record():
 
 
 def test_every_committed_result_of_gpu_tests():
-    assert problems_of(GPU_TESTS, results.problems) == {}
+    judges = {results.SCHEMA: results.problems, sanitize.SCHEMA: sanitize.problems}
+    assert problems_of(GPU_TESTS, lambda document: judges[document["schema"]](document)) == {}
+
+
+def test_what_a_sanitizer_finds_is_a_problem():
+    clean = {"processes": 4, "findings": 0, "tests": {"passed": 9, "failed": 0}}
+    assert sanitize.problems({"tools": {"memcheck": clean}}) == []
+    for bad in ({"processes": 0}, {"findings": 1}, {"tests": {"passed": 9, "failed": 1}}, {"tests": {"passed": 0}}):
+        assert len(sanitize.problems({"tools": {"memcheck": clean | bad}})) == 1
 
 
 def test_a_good_record_has_no_problems():

@@ -149,6 +149,16 @@ def test_the_shape_of_a_large_model(gpus: GpuPool, seed: int, tokens: int, dtype
     gpus.run(exercise_on_device, case, timeout_s=120)
 
 
+@pytest.mark.parametrize("grid", [(1, 1), (3, 2), (132, 1), (132, 16)], ids=lambda grid: "x".join(map(str, grid)))
+@pytest.mark.parametrize("tokens", [513, 3000, 20_001])
+def test_more_tokens_than_a_block_counts(gpus: GpuPool, seed: int, tokens: int, grid: tuple[int, int]):
+    """They are counted in chunks, by any number of blocks."""
+    counts = [tokens, 700] + [0] * (gpus.world_size - 2)
+    steps = round_trips(routing("any", counts, 3, 2), routing("wild", counts, 3, 2, seed=1))
+    case = Case(gpus.world_size, 4, 3, 2, max(counts), steps, values="bits", seed=seed, grid=grid)
+    gpus.run(exercise_on_device, case)
+
+
 @pytest.mark.parametrize("tokens", [65536, 70000])
 def test_more_tokens_than_sixteen_bits_count(gpus: GpuPool, seed: int, tokens: int):
     indices = routing("any", [tokens] + [17] * (gpus.world_size - 1), 2, 1)

@@ -75,6 +75,17 @@ def test_many_tokens_to_the_same_two_ranks(world_size: int, topk: int):
     run(Case(world_size, 8, topk, 4, 257, round_trips(indices, indices), values="bits", scale_dim=3, scale_bytes=4))
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("tokens", [255, 256, 257, 511, 513, 16_384, 16_385, 20_001])
+def test_tokens_are_counted_in_chunks(world_size: int, tokens: int):
+    """Of 256 tokens each, 64 chunks at most."""
+    counts = [tokens, 700, 0][:world_size]
+    steps = round_trips(routing("any", counts, 3, 2), routing("wild", counts, 3, 2, seed=1))
+    case = Case(world_size, 4, 3, 2, max(counts), steps, values="bits")
+    for threads in ("1", "3"):
+        run(replace(case, environment=(("MORI_HOST_THREADS", threads),)))
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("dtype", cases.PAYLOAD_DTYPES, ids=lambda dtype: str(dtype).split(".")[1])
 @pytest.mark.parametrize("hidden", HIDDEN)

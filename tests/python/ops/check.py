@@ -35,13 +35,18 @@ def half(op: Any, name: str) -> None:
         getattr(op, name)()
 
 
-def dispatch(op: Any, data: Data, context: RankContext, **options: Any) -> tuple:
-    """The views, checked."""
+def own_tensors(data: Data, context: RankContext) -> tuple[torch.Tensor | None, ...]:
+    """What a rank gives to dispatch, on its device."""
     device, rank = device_of(context), context.rank
     tensors = (data.rows[rank], data.weights[rank], data.scales[rank], data.ids[rank])
-    views = op.dispatch(*(None if each is None else each.to(device) for each in tensors), **options)
+    return tuple(None if each is None else each.to(device) for each in tensors)
+
+
+def dispatch(op: Any, data: Data, context: RankContext, **options: Any) -> tuple:
+    """The views, checked."""
+    views = op.dispatch(*own_tensors(data, context), **options)
     half(op, "dispatch_recv")
-    check_dispatch(op, data, rank, views)
+    check_dispatch(op, data, context.rank, views)
     return views
 
 

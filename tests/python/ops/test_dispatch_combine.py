@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from tests.package.commands import ROOT
-from tests.python.ops.check import combine, dispatch, rounds_of
+from tests.python.ops.check import combine, dispatch, own_tensors, rounds_of
 from tests.python.ops.data import Data, new_op, random_counts
 from tests.python.ops.harness import ranks_of
 from tests.python.ops.points import MATRICES, Point, representative
@@ -103,7 +103,7 @@ def expert_counts(context: RankContext, point: Point) -> None:
         data = Data(point, context.world_size, number, random_counts(point, context.world_size, number))
         dispatch(op, data, context, call_local_expert_count=not asynchronous)
         if asynchronous:
-            views = op.dispatch_send(*(each[context.rank] for each in (data.rows, data.weights, data.scales, data.ids)))
+            views = op.dispatch_send(*own_tensors(data, context))
             op.dispatch_recv(call_local_expert_count=True)
             combine(op, data, context, views)
         ids = data.received(context.rank).indices

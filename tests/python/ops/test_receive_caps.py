@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.python.ops.check import play
+from tests.python.ops.check import own_tensors, play
 from tests.python.ops.data import Data, new_op
 from tests.python.ops.harness import ranks_of, world_size
 from tests.python.ops.points import Point
@@ -54,10 +54,10 @@ def overflow(context: RankContext, point: Point, share: int) -> str:
     fits = Data(point, world, 0, [share] * world, spread=True)
     too_many = Data(point, world, 1, [share] * (world - 1) + [share + 1], spread=True)
     play(context, op, fits)
-    tensors = (too_many.rows, too_many.weights, too_many.scales, too_many.ids)
     with pytest.raises(mori.ReceiveOverflow) as caught:
-        op.dispatch_send(*(each[context.rank] for each in tensors))
+        op.dispatch_send(*own_tensors(too_many, context))
         op.dispatch_recv()
+        op.check()
     play(context, op, fits)
     return str(caught.value)
 
@@ -65,9 +65,7 @@ def overflow(context: RankContext, point: Point, share: int) -> str:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("caps", CAPS_BELOW[1:], ids=lambda caps: f"M={caps[0]}, cap={caps[1]}W")
 def test_one_row_above_the_cap(kernel: str, caps: tuple[int, int]):
-    """On CPUs the call itself raises, on every rank; tests/gpu has the same for GPUs."""
-    tokens, share = caps
-    if world_size() != 2:
-        pytest.skip("GPUs report the fault in check(): tests/gpu/test_call_faults.py")
+    """On CPUs the call itself raises, on GPUs check(): on every rank."""
+    (tokens, share), world = caps, world_size()
     for text in ranks_of().run(overflow, Point(kernel=kernel, hidden=4096, max_tokens=tokens), share):
-        assert f"{2 * share + 1}" in text and f"{2 * share}" in text and "max_total_recv_tokens" in text
+        assert f"{world * share + 1}" in text and f"{world * share}" in text and "max_total_recv_tokens" in text
