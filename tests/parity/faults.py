@@ -1,0 +1,166 @@
+"""Faults in the data that v2's API adds to the engine. Each is planted in a rank process, and undone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from mori.ops.dispatch_combine_v2 import hip_backend, routing
+from mori.ops.dispatch_combine_v2.dispatch_combine_op import EpDispatchCombineOp
+from mori.ops.dispatch_combine_v2.hip_backend import EpDispatchCombineOpHip
+
+Op = Any
+
+
+@contextlib.contextmanager
+def shape_with(change: Callable[[Any], dict[str, int]]) -> Iterator[None]:
+    original = hip_backend.shape_of
+
+    def changed(cfg: Any) -> Any:
+        shape = original(cfg)
+        return replace(shape, **change(shape))
+
+    with mock.patch.object(hip_backend, "shape_of", changed):
+        yield
+
+
+@contextlib.contextmanager
+def after_views(change: Callable[[Op], None]) -> Iterator[None]:
+    """`change` is applied to an op once its views are made."""
+    original = EpDispatchCombineOp._make_views
+
+    def changed(op: Op) -> None:
+        original(op)
+        change(op)
+
+    with mock.patch.object(EpDispatchCombineOp, "_make_views", changed):
+        yield
+
+
+@contextlib.contextmanager
+def around_combine(change: Callable[[Op, dict[str, Any]], None]) -> Iterator[None]:
+    """`change` is applied to what a combine kernel is called with."""
+    original = hip_backend._Combine.__call__
+
+    def changed(kernel: Any, **arguments: Any) -> None:
+        change(kernel, arguments)
+        original(kernel, **arguments)
+
+    with mock.patch.object(hip_backend._Combine, "__call__", changed):
+        yield
+
+
+@contextlib.contextmanager
+def around_dispatch(change: Callable[[Op, dict[str, Any]], None]) -> Iterator[None]:
+    original = hip_backend._Dispatch.__call__
+
+    def changed(kernel: Any, **arguments: Any) -> None:
+        change(kernel, arguments)
+        original(kernel, **arguments)
+
+    with mock.patch.object(hip_backend._Dispatch, "__call__", changed):
+        yield
+
+
+def _shift_rows(op: Op) -> None:
+    op._recv_tokens = torch.roll(op._recv_tokens.view(torch.uint8), 1, 0).view(op._recv_tokens.dtype)
+
+
+def _swap_small_views(op: Op) -> None:
+    op._recv_weights, op._recv_indices = (
+        op._recv_indices.view(torch.float32),
+        op._recv_weights.view(torch.int32),
+    )
+
+
+@contextlib.contextmanager
+def _count_elsewhere() -> Iterator[None]:
+    """The caller gets to see another tensor than the one that the kernel fills."""
+    original = EpDispatchCombineOpHip._build_kernels
+
+    def changed(op: Op, *arguments: Any) -> Any:
+        kernels = original(op, *arguments)
+        op.total_recv = op.total_recv.clone()
+        return kernels
+
+    with mock.patch.object(EpDispatchCombineOpHip, "_build_kernels", changed):
+        yield
+
+
+def _result_of_other_tokens(op: Op) -> None:
+    op.combine_out = op.combine_out.flip(0)
+
+
+def _read_in_place(kernel: Any, arguments: dict[str, Any]) -> None:
+    arguments["input"] = mock.Mock(
+        wraps=arguments["input"], data_ptr=lambda: kernel._begin, shape=arguments["input"].shape
+    )
+
+
+def _one_token_less(kernel: Any, arguments: dict[str, Any]) -> None:
+    arguments["num_tokens"] = max(0, arguments["num_tokens"] - 1)
+
+
+def _no_weights(kernel: Any, arguments: dict[str, Any]) -> None:
+    arguments["weights"] = None
+
+
+def _no_scales(kernel: Any, arguments: dict[str, Any]) -> None:
+    arguments["scales"] = None
+
+
+def _weights_that_were_not_received(kernel: Any, arguments: dict[str, Any]) -> None:
+    if arguments["weights"] is not None:
+        arguments["weights"] = torch.ones_like(arguments["weights"])
+
+
+def _own_map_always(kernel: Any, arguments: dict[str, Any]) -> None:
+    """The ways of a dispatch without handle, which nobody has made here."""
+    arguments["dest_map"] = torch.empty_like(arguments["dest_map"])
+
+
+def _stale_handle() -> contextlib.AbstractContextManager[Any]:
+    """A handle of the first dispatch, whatever came later."""
+    original = EpDispatchCombineOp.dispatch
+
+    def changed(op: Op, *arguments: Any, **options: Any) -> Any:
+        *views, handle = original(op, *arguments, **(options | {"snapshot": True}))
+        op.__dict__.setdefault("first_handle", handle)
+        return (*views, op.first_handle)
+
+    return mock.patch.object(EpDispatchCombineOp, "dispatch", changed)
+
+
+def _source_without_copy() -> contextlib.AbstractContextManager[Any]:
+    """Positions that are read from the wrong half of the region."""
+    read = property(lambda handle: handle._source_view.flip(0))
+    return mock.patch.object(routing.EpDispatchRoutingHandle, "disp_tok_id_to_src_tok_id_local", read)
+
+
+FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "stride of sources": lambda: shape_with(lambda shape: {"source_stride": shape.max_tokens + 1}),
+    "stride of slots": lambda: shape_with(lambda shape: {"slot_stride": shape.max_recv_tokens + 1}),
+    "null code": lambda: shape_with(lambda shape: {"slot_stride": shape.max_recv_tokens - 1}),
+    "row view": lambda: after_views(_shift_rows),
+    "views of weights and ids": lambda: after_views(_swap_small_views),
+    "count": _count_elsewhere,
+    "result view": lambda: after_views(_result_of_other_tokens),
+    "in place for all": lambda: around_combine(_read_in_place),
+    "tokens of the result": lambda: around_combine(_one_token_less),
+    "weights not asked for": lambda: around_combine(_no_weights),
+    "weights of nobody": lambda: around_combine(_weights_that_were_not_received),
+    "scales left behind": lambda: around_dispatch(_no_scales),
+    "map of no handle": lambda: around_dispatch(_own_map_always),
+    "stale handle": _stale_handle,
+    "source positions": _source_without_copy,
+}
+
+
+def planted(name: str | None) -> contextlib.AbstractContextManager[Any]:
+    """None: no fault."""
+    return contextlib.nullcontext() if name is None else FAULTS[name]()
