@@ -66,6 +66,7 @@ _ABSENT = {
     "ccl": "collectives other than dispatch and combine are out of scope",
     "ir": "there is no Triton binding",
     "jax": "there is no JAX binding",
+    "umbp": "MORI-UMBP is out of scope",
     "kernel_profiler": "not there yet: it comes with the GPU targets",
 }
 

@@ -79,7 +79,7 @@ def specs(config: EpDispatchCombineConfig, arch: str, only: Iterable[str] = ()) 
     names = kernel_names()
     if unknown := set(only).difference(names):
         raise ValueError(f"no kernel {', '.join(sorted(unknown))}: there are {', '.join(names)}")
-    limits = check_config(config)
+    limits = check_config(config, arch)
     others = {f"combine_{name}" for member, name in QUANT_NAMES.items() if member is not limits.quant_type}
     wanted = set(only or names) - others
     shape = shape_of(config, limits)

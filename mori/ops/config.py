@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from mori import archs, target
+
+from . import restrictions
 from .kernel_types import (
     QUANT_NAMES,
-    SINGLE_NODE,
     EpDispatchCombineKernelType,
     EpDispatchCombineQuantType,
     normalize_kernel_type,
     normalize_quant_type,
 )
-
-INT32_MAX = 2**31 - 1
-MAX_WORLD_SIZE = 512
-# Count words carry token counts, and headers carry row bytes, in 24 bits.
-MAX_24_BITS = 2**24 - 1
+from .restrictions_v1 import ranks_of_a_node
 
 
 @dataclass
@@ -92,102 +89,17 @@ class Limits(NamedTuple):
     quant_type: EpDispatchCombineQuantType
 
 
-class ConfigRule(NamedTuple):
-    """`message` is formatted with the fields of the config and with `largest`, the value of `remedy`."""
-
-    holds: Callable[[EpDispatchCombineConfig], bool]
-    message: str
-    remedy: Callable[[EpDispatchCombineConfig], object] = lambda config: None
-
-
-# field: (smallest, largest) legal value
-RANGES: dict[str, tuple[int, int]] = {
-    "world_size": (1, MAX_WORLD_SIZE),
-    "rank": (0, MAX_WORLD_SIZE - 1),
-    "hidden_dim": (1, MAX_24_BITS),
-    "scale_dim": (0, MAX_24_BITS),
-    "scale_type_size": (0, 16),
-    "max_token_type_size": (1, 16),
-    "max_num_inp_token_per_rank": (1, MAX_24_BITS),
-    "num_experts_per_rank": (1, INT32_MAX),
-    "num_experts_per_token": (1, INT32_MAX),
-    "warp_num_per_block": (0, INT32_MAX),
-    "block_num": (0, INT32_MAX),
-    "max_total_recv_tokens": (-INT32_MAX, INT32_MAX),
-    "gpu_per_node": (1, INT32_MAX),
-    "rdma_block_num": (0, INT32_MAX),
-    "num_qp_per_pe": (1, INT32_MAX),
-}
-
-
-def _gpu_per_node(config: EpDispatchCombineConfig) -> int:
-    """A node that could hold more ranks than there are holds all of them: the default 8 serves every smaller world."""
-    return min(config.gpu_per_node, config.world_size)
-
-
-CONFIG_RULES: tuple[ConfigRule, ...] = (
-    ConfigRule(
-        lambda c: c.rank < c.world_size,
-        "rank {rank} is outside 0..{largest} for world_size {world_size}",
-        lambda c: c.world_size - 1,
-    ),
-    ConfigRule(
-        lambda c: c.world_size % _gpu_per_node(c) == 0,
-        "gpu_per_node {gpu_per_node} does not divide world_size {world_size}: "
-        "set it to the number of ranks on one node ({largest} if they share one)",
-        lambda c: c.world_size,
-    ),
-    ConfigRule(
-        lambda c: c.hidden_dim * c.max_token_type_size <= MAX_24_BITS,
-        "hidden_dim {hidden_dim} x max_token_type_size {max_token_type_size} exceeds the largest row, "
-        f"{MAX_24_BITS} bytes: with this element size hidden_dim may be at most {{largest}}",
-        lambda c: MAX_24_BITS // c.max_token_type_size,
-    ),
-    ConfigRule(
-        lambda c: c.world_size * c.num_experts_per_rank <= INT32_MAX,
-        "world_size {world_size} x num_experts_per_rank {num_experts_per_rank} exceeds what int32 expert ids can name: "
-        "num_experts_per_rank may be at most {largest}",
-        lambda c: INT32_MAX // c.world_size,
-    ),
-    # The null index is world_size * (world_size * M); it and every index below it must fit.
-    ConfigRule(
-        lambda c: c.world_size * c.world_size * c.max_num_inp_token_per_rank <= INT32_MAX,
-        "world_size {world_size} with max_num_inp_token_per_rank {max_num_inp_token_per_rank} exceeds what int32 flat "
-        "token indices can name: max_num_inp_token_per_rank may be at most {largest}",
-        lambda c: INT32_MAX // (c.world_size * c.world_size),
-    ),
-)
-
-
-def _require_one_node(limits: Limits) -> None:
-    nodes = limits.world_size // limits.gpu_per_node
-    if nodes > 1 and limits.kernel_type not in SINGLE_NODE:
-        raise NotImplementedError(
-            f"kernel_type {limits.kernel_type} over {nodes} nodes (world_size {limits.world_size}, gpu_per_node "
-            f"{limits.gpu_per_node}) is not built in this version of mori, on one node it is: "
-            f"gpu_per_node={limits.world_size} says that all ranks share a node"
-        )
-
-
-def check_config(config: EpDispatchCombineConfig) -> Limits:
-    """The limits of a legal config.
+def check_config(config: EpDispatchCombineConfig, arch: str | None = None) -> Limits:
+    """The limits of a config that is legal on an arch, by default that of this process.
 
     TypeError: a size that is no int. ValueError: a value out of range or a combination that does not fit, with both
     numbers. NotImplementedError: several nodes, which this version does not serve.
     """
-    for field, (smallest, largest) in RANGES.items():
-        value = getattr(config, field)
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"EpDispatchCombineConfig.{field} must be an int, got {value!r}")
-        if not smallest <= value <= largest:
-            raise ValueError(f"EpDispatchCombineConfig.{field} is {value}, must be in {smallest}..{largest}")
-    for rule in CONFIG_RULES:
-        if not rule.holds(config):
-            text = rule.message.format(largest=rule.remedy(config), **vars(config))
-            raise ValueError(f"EpDispatchCombineConfig: {text}")
+    case = restrictions.Case(config, archs.find(arch or target.current().arch))
+    restrictions.require("v1", "construction", case, subject="EpDispatchCombineConfig: ")
     per_rank = receive_rows_per_rank(config.world_size, config.max_num_inp_token_per_rank, config.max_total_recv_tokens)
     scales_on = config.scale_dim > 0 and config.scale_type_size > 0
-    limits = Limits(
+    return Limits(
         rank=int(config.rank),
         world_size=int(config.world_size),
         max_tokens=int(config.max_num_inp_token_per_rank),
@@ -198,12 +110,10 @@ def check_config(config: EpDispatchCombineConfig) -> Limits:
         experts_per_rank=int(config.num_experts_per_rank),
         topk=int(config.num_experts_per_token),
         receive_rows=int(config.world_size * per_rank),
-        gpu_per_node=int(_gpu_per_node(config)),
+        gpu_per_node=int(ranks_of_a_node(case)),
         kernel_type=normalize_kernel_type(config.kernel_type),
         quant_type=normalize_quant_type(config.quant_type),
     )
-    _require_one_node(limits)
-    return limits
 
 
 def agreed_fields(config: EpDispatchCombineConfig, limits: Limits) -> dict[str, int | str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from mori import archs, env, jit
 
+from . import restrictions
+
 if TYPE_CHECKING:
     from .engine import EpShape
 
@@ -34,13 +36,7 @@ def spec(name: str, shape: EpShape, arch: str, traced: bool = False) -> jit.Spec
 
 def kernel(name: str, shape: EpShape, arch: str) -> bytes:
     """A code object. TypeError for arithmetic that the arch does not have; errors of mori.jit, see docs/jit.md."""
-    row = archs.find(arch)
-    if not archs.runs_on(name, row):
-        fp8 = " or ".join(sorted(row.fp8))
-        raise TypeError(
-            f"{arch} cannot run {name}: it adds up fp8 of flavour {fp8}, and {'fp4' if row.fp4 else 'no fp4'}. Combine "
-            "rows of another dtype, or without this quant_type; moving rows is possible for all"
-        )
+    restrictions.require("v1", "call", restrictions.Case(None, archs.find(arch), kernel=name))
     return jit.compile(spec(name, shape, arch, traced=is_traced()))
 
 

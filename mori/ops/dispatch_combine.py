@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from mori import env
+from mori import archs, env
 from mori.errors import NotInitialized
 from mori.jit.config import is_gfx125x as _is_gfx125x
 from mori.shmem import state as shmem_state
 
-from . import kernels
+from . import kernels, restrictions
 from .calls import CallMemo, CombineCall, DispatchCall
 from .config import EpDispatchCombineConfig, check_config
 from .construction import build, release
 from .dtypes import DTYPE_SUFFIX as _DTYPE_SUFFIX
 from .dtypes import TOPK_IDX_DTYPE
 from .engine import KERNELS, NO_EXTRAS, CallExtras, CombineWork, DispatchWork, dtype_code
-from .kernel_types import QUANT_NAMES, EpDispatchCombineKernelType, EpDispatchCombineQuantType
 from .kernel_types import QUANT_TYPE_MAP as _QUANT_TYPE_MAP
+from .kernel_types import EpDispatchCombineKernelType, EpDispatchCombineQuantType
 from .kernel_types import normalize_quant_type as _normalize_quant_type
 from .launch import LaunchChooser
 from .local_expert_count import count_local_experts
@@ -99,6 +99,7 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
         self._counts_experts = False  # when the second half comes
         self._dispatch_dtype: torch.dtype | None = None
         self._combine_dtype: torch.dtype | None = None
+        self._quantised: set[tuple[torch.dtype, bool]] = set()  # what block-wise combines are known to take
 
         memory = build(config, limits)
         self._plan = memory.plan
@@ -500,22 +501,13 @@ class EpDispatchCombineOp(OpAttributes, StandardMoe):
     def _check_quantised(self, input: torch.Tensor, external: bool, weighted: bool) -> None:
         """ValueError where block-wise quantisation is not offered, as in releases; else note the kernel's name."""
         limits = self._limits
-        offered = kernels.BLOCKWISE_KERNEL_TYPES.get(limits.quant_type)
-        if offered is None:
+        if limits.quant_type not in kernels.BLOCKWISE_KERNEL_TYPES:
             return
-        name = QUANT_NAMES[limits.quant_type]
-        if limits.kernel_type not in offered:
-            raise ValueError(
-                f"{name} combine currently only supports {kernels.spell(offered)} combine, "
-                f"got kernel_type {limits.kernel_type}: use quant_type 'none' or 'fp8_direct_cast'"
-            )
-        if input.dtype != torch.bfloat16:
-            raise ValueError(f"{name} combine only supports bf16, got {input.dtype}: pass input.to(torch.bfloat16)")
-        if not external:
-            raise ValueError(
-                f"{name} combine currently requires --zero-copy 0 (useExternalInpBuffer=True): rows in the registered "
-                "buffer cannot be quantised in place, pass use_external_inp_buf=1"
-            )
+        if (input.dtype, external) not in self._quantised:
+            arch = archs.find(self._session.communicator.target.arch)
+            case = restrictions.Case(self.config, arch, dtype=input.dtype, external=external)
+            restrictions.require("v1", "call", case)
+            self._quantised.add((input.dtype, external))
         scales = self._fp8_blockwise_combine_scale_dim
         self._last_combine_kernel_name = kernels.released_name(limits, input.shape[1], scales, weighted)
 

@@ -200,8 +200,10 @@ def test_whatever_fails_is_a_warning(auto: None, caplog: pytest.LogCaptureFixtur
     def lost() -> Any:
         raise RuntimeError("the GPU fell off the bus")
 
+    config = make_config()
+    limits = limits_of(config)
     monkeypatch.setattr(target, "current", lost)
-    chosen = chooser()
+    chosen = LaunchChooser(config, limits)
     assert (chosen.dispatch_rules, chosen.combine_rules) == (None, None)
     assert chosen.dispatch(rows(5), 1, 2, 3) == chosen.combine(rows(5), 5, True) == chosen.at_capacity(True)
     [record] = caplog.records

@@ -120,10 +120,10 @@ class EpDispatchCombineConfig:
 
     def __post_init__(self) -> None:
         current = target.current()
-        case = restrictions.Case(self, archs.find(current.arch))
+        case, subject = restrictions.Case(self, archs.find(current.arch)), "EpDispatchCombineConfig: "
         if self.gpu_per_node is None:
             self.gpu_per_node = self.world_size
-        restrictions.require("v2", "config", case)
+        restrictions.require("v2", "config", case, subject)
         if self.is_internode:
             wave = current.contract_wave
             self.max_num_inp_token_per_rank = -(-self.max_num_inp_token_per_rank // wave) * wave
@@ -135,7 +135,7 @@ class EpDispatchCombineConfig:
         # Launch sizes that nobody gave and nobody measured, None where somebody did.
         self._untuned: Mapping[str, Any] | None = None
         self._resolve_geometry()
-        restrictions.require("v2", "config", case)  # once more, for what depends on launch sizes
+        restrictions.require("v2", "config", case, subject)  # once more, for what depends on launch sizes
 
     @classmethod
     def tuned(cls, **kwargs: Any) -> EpDispatchCombineConfig:
