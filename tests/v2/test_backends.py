@@ -206,7 +206,7 @@ def test_what_the_native_backend_refuses(comm, name: str):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"rank": 1, "world_size": 2}, "rank 1 of world_size 2, the communicator is rank 0 of 1"),
+        ({"rank": 1, "world_size": 2}, "rank 1 of world_size 2 on a communicator where this is rank 0 of 1"),
         ({"max_num_inp_token_per_rank": 2**24}, "max_num_inp_token_per_rank is 16777216"),
         ({"hidden_dim": 0}, "hidden_dim is 0"),
         ({"num_experts_per_token": 0}, "num_experts_per_token is 0"),
@@ -216,13 +216,6 @@ def test_sizes_that_no_op_can_have(comm, fields: dict, says: str):
     with pytest.raises(ValueError, match=says):
         EpDispatchCombineOp(config(**fields), comm)
     assert comm._resources == []
-
-
-def test_indices_that_do_not_fit_are_refused_with_the_largest_that_do():
-    from mori.ops.config import check_sizes
-
-    with pytest.raises(ValueError, match="world_size 16 .*10000000.* may be at most 8388607"):
-        check_sizes(config(world_size=16, max_num_inp_token_per_rank=10_000_000))
 
 
 def test_it_is_reached_through_the_package():

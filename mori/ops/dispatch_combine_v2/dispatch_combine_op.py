@@ -18,9 +18,9 @@ from mori import archs, env, target
 from .. import restrictions
 from ..calls import CallMemo
 from ..dtypes import DTYPE_SUFFIX
-from ..restrictions import FP4_QUANT_TYPES as _FP4_QUANT_TYPES
-from ..restrictions import PUSH_QUANT_TYPES as _PUSH_QUANT_TYPES
-from ..restrictions import QUANT_TYPES as _QUANT_TYPES
+from ..restrictions_v2 import FP4_QUANT_TYPES as _FP4_QUANT_TYPES
+from ..restrictions_v2 import PUSH_QUANT_TYPES as _PUSH_QUANT_TYPES
+from ..restrictions_v2 import QUANT_TYPES as _QUANT_TYPES
 from ..validation import check_arguments, check_expert_ids
 from . import backends, kernel_set
 from .arguments import COMBINE_RULES, DISPATCH_RULES, limits_of, scale_row_bytes
@@ -171,14 +171,7 @@ class EpDispatchCombineOp:
     # ---- construction
 
     def _gate(self, cfg: EpDispatchCombineConfig, comm: Communicator) -> None:
-        if (cfg.rank, cfg.world_size) != (comm.rank, comm.nranks):
-            raise ValueError(
-                f"EpDispatchCombineConfig has rank {cfg.rank} of world_size {cfg.world_size}, the communicator is rank "
-                f"{comm.rank} of {comm.nranks}: they must be equal"
-            )
-        case = restrictions.Case(cfg, archs.find(target.current().arch), self.backend_name)
-        restrictions.require("v2", "config", case)  # it may have been changed since it was made
-        listed = tuple(row.explain(case) for row in restrictions.broken("v2", "construction", case))
+        listed = restrictions.unsupported(cfg, self.backend_name, comm.target.arch, comm)
         self._refuse(listed + self._unsupported(cfg))
 
     def _refuse(self, reasons: tuple[str, ...]) -> None:
@@ -323,9 +316,7 @@ class EpDispatchCombineOp:
             raise ValueError("dispatch: routing and return_routing exclude each other: a replay makes no new handle")
         replays = self._kernels.dispatch_replay
         if replays is None:
-            raise NotImplementedError(
-                f"dispatch: the {self.backend_name} backend has no routing replay; v1 has (mori.ops, routing=)"
-            )
+            raise self._absent("replay")
         self._check_handle(routing)
         if call.tokens != routing.cur_rank_num_token:
             raise ValueError(
@@ -449,10 +440,10 @@ class EpDispatchCombineOp:
         raise self._absent("local_expert_count")
 
     def convert_dispatch_output(self) -> tuple[torch.Tensor, ...]:
-        raise self._absent("convert_dispatch_output")
+        raise self._absent("std_moe")
 
     def convert_combine_input(self, routing: EpDispatchRoutingHandle) -> None:
-        raise self._absent("convert_combine_input")
+        raise self._absent("std_moe")
 
     def push_landing(self) -> torch.Tensor:
         raise ValueError(f"push_landing: quant_type {self.cfg.quant_type!r} pushes no rows")
@@ -465,8 +456,11 @@ class EpDispatchCombineOp:
         """Counters of this rank since construction, as in v1; synchronises on GPUs."""
         raise self._absent("stats")
 
-    def _absent(self, name: str) -> NotImplementedError:
-        return NotImplementedError(f"{name}: the {self.backend_name} backend does not offer it; v1 (mori.ops) may")
+    def _absent(self, feature: str) -> NotImplementedError:
+        """What to raise for something that the backend does not offer; raises by itself what the table says of it."""
+        arch = archs.find(self.comm.target.arch)
+        restrictions.require("v2", "call", restrictions.Case(self.cfg, arch, self.backend_name, feature=feature))
+        return NotImplementedError(f"{feature}: the {self.backend_name} backend does not offer it; v1 (mori.ops) may")
 
     # ---- the end
 
