@@ -16,6 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # tables of the tests
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import support_matrix  # noqa: E402
+
 import mori.errors  # noqa: E402
 from mori import env  # noqa: E402
 from mori.archs import ARCHS  # noqa: E402
@@ -74,6 +78,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors": errors,
     "clients": clients.markdown,
     "archs": archs,
+    "support by feature": support_matrix.features,
+    "support by dtype": support_matrix.dtypes,
+    "restrictions": support_matrix.rules,
+    "ranges": support_matrix.ranges,
+    "lifted restrictions": support_matrix.lifted,
+    "not built": support_matrix.not_built,
 }
 
 

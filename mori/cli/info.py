@@ -22,6 +22,7 @@ def collect() -> Iterator[tuple[str, str]]:
         yield "target", current.name
         yield "arch", current.arch
         yield "contract wave", str(current.contract_wave)
+        yield "EPv2 backend", default_backend()
     except (RuntimeError, ValueError) as problem:
         yield "target", str(problem)
     yield "cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} ({platform.machine()}, {cpu_model()})"
@@ -32,6 +33,12 @@ def collect() -> Iterator[tuple[str, str]]:
     yield "build options", ", ".join(f"{k}={v}" for k, v in build_options().items()) or "none given"
     variables = [f"{name}={os.environ[name]}" for name in env.VARIABLES if os.environ.get(name)]
     yield "environment", ", ".join(variables) or "no variable of mori is set"
+
+
+def default_backend() -> str:
+    from mori.ops.dispatch_combine_v2.config import default_backend
+
+    return default_backend()
 
 
 def simd_variant() -> str:

@@ -13,8 +13,20 @@ from mori import archs
 
 from . import restrictions_v1, restrictions_v2
 from .restriction import Case, Restriction
+from .restrictions_v2 import FEATURES
 
-__all__ = ["LIFTED", "NOT_BUILT", "TABLE", "Case", "Restriction", "broken", "require", "unsupported"]
+__all__ = [
+    "FEATURES",
+    "LIFTED",
+    "NOT_BUILT",
+    "TABLE",
+    "Case",
+    "Restriction",
+    "broken",
+    "refusing",
+    "require",
+    "unsupported",
+]
 
 TABLE: tuple[Restriction, ...] = (*restrictions_v1.ROWS, *restrictions_v2.ROWS)
 
@@ -71,9 +83,12 @@ def broken(api: str, stage: str, case: Case) -> Iterator[Restriction]:
 
 
 def require(api: str, stage: str, case: Case, subject: str = "") -> None:
-    """Raises the error of the first row that refuses the case; its text begins with `subject`."""
+    """Raises the error of the first row that refuses the case. Its text begins with `subject`, its attribute `rule` is
+    the id of the row."""
     for row in broken(api, stage, case):
-        raise row.error(subject + row.explain(case))
+        error = row.error(subject + row.explain(case))
+        vars(error)["rule"] = row.id
+        raise error
 
 
 def refusing(config: Any, backend: str, arch: str, communicator: Any = None) -> list[Restriction]:

@@ -312,7 +312,7 @@ FLYDSL: tuple[Restriction, ...] = (
         fields=("world_size", "gpu_per_node"),
         broken=lambda x: x.config.is_internode,
         message="world_size {c.world_size} over gpu_per_node {c.gpu_per_node} spans nodes",
-        remedy='kernel_backend="hip" is the one with a path between nodes',
+        remedy='leave gpu_per_node out where all ranks share a node; other paths belong to kernel_backend="hip"',
         source="guide: FlyDSL is intra-node only",
     ),
     _on_flydsl(
@@ -426,7 +426,7 @@ HIP: tuple[Restriction, ...] = (
         fields=("combine_mode",),
         broken=lambda x: x.config.is_scatter and not _quantises(x),
         message="combine_mode {c.combine_mode!r}",
-        remedy='use combine_mode="gather", or kernel_backend="flydsl"',
+        remedy='use combine_mode="gather"',
         source="guide: gather combine",
     ),
     _on_hip(
@@ -435,7 +435,7 @@ HIP: tuple[Restriction, ...] = (
         fields=("quant_type",),
         broken=_quantises,
         message="quant_type {c.quant_type!r}",
-        remedy='use "none", kernel_backend="flydsl", or the v1 API, which quantises on every target',
+        remedy='use "none", or the v1 API, which quantises on every target',
         source="guide: the table of paths",
     ),
     _on_hip(
@@ -444,7 +444,7 @@ HIP: tuple[Restriction, ...] = (
         fields=("enable_std_moe",),
         broken=lambda x: x.config.enable_std_moe,
         message="enable_std_moe {c.enable_std_moe}",
-        remedy='use enable_std_moe=False, kernel_backend="flydsl", or the v1 API',
+        remedy="use enable_std_moe=False, or the v1 API",
         source="guide: the table of paths",
     ),
     _on_hip(
@@ -463,7 +463,7 @@ HIP: tuple[Restriction, ...] = (
         fields=("max_total_recv_tokens",),
         broken=lambda x: not x.config.is_internode and x.config.effective_max_recv < x.config.max_recv,
         message="max_total_recv_tokens {c.max_total_recv_tokens} is below the {c.max_recv} rows that may come",
-        remedy="set it to 0; the v1 API has a cap that raises, flydsl one that drops tokens",
+        remedy="set it to 0, or use the v1 API, which has a cap",
         source="releases: tokens are never dropped",
     ),
 )
@@ -482,9 +482,9 @@ def _lacks(feature: str, meaning: str, remedy: str) -> Restriction:
 
 
 CALL: tuple[Restriction, ...] = (
-    _lacks("replay", "replay of a routing", 'dispatch without routing=, or use kernel_backend="flydsl" or the v1 API'),
-    _lacks("local_expert_count", "local_expert_count", 'count the received ids, or use kernel_backend="flydsl"'),
-    _lacks("std_moe", "standard-MoE conversions", 'use kernel_backend="flydsl", or the v1 API'),
+    _lacks("replay", "replay of a routing", "dispatch without routing=, or use the v1 API"),
+    _lacks("local_expert_count", "local_expert_count", "count the received ids, or use the v1 API"),
+    _lacks("std_moe", "standard-MoE conversions", "use the v1 API"),
 )
 FEATURES = ("replay", "local_expert_count", "std_moe")
 

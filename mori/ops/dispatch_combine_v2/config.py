@@ -37,13 +37,18 @@ _BESIDE_GIVEN = {
 
 
 def _default_backend() -> str:
-    """The kernel backend where neither config nor MORI_V2_KERNEL_BACKEND names one."""
+    """The kernel backend of the target."""
     return "flydsl" if target.current().name == "hip" else "hip"
 
 
+def default_backend() -> str:
+    """The kernel backend of configs that name none: MORI_V2_KERNEL_BACKEND, else the target's."""
+    return str(env.get("MORI_V2_KERNEL_BACKEND") or _default_backend())
+
+
 def backend_of(config: EpDispatchCombineConfig) -> str:
-    """The kernel backend that an op with this config gets: the config's, MORI_V2_KERNEL_BACKEND, the default."""
-    return config.kernel_backend or env.get("MORI_V2_KERNEL_BACKEND") or _default_backend()
+    """The kernel backend that an op with this config gets."""
+    return config.kernel_backend or default_backend()
 
 
 def _suffix(dtype: torch.dtype) -> str:
