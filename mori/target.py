@@ -49,9 +49,13 @@ _assumed: ContextVar[Target | None] = ContextVar("_assumed", default=None)
 
 
 def of(arch: str) -> Target:
-    """The target that an arch belongs to, whether or not there is such a GPU here. ValueError: an unknown arch."""
+    """The target that an arch belongs to, whether or not there is such a GPU here.
+
+    MORI_WAVE_SIZE replaces the contract wave. ValueError: an unknown arch, or that variable is malformed.
+    """
     row = archs.find(arch)
-    return replace(TARGETS[row.target], arch=arch, contract_wave=row.contract_wave)
+    wave = env.get("MORI_WAVE_SIZE") or row.contract_wave
+    return replace(TARGETS[row.target], arch=arch, contract_wave=wave)
 
 
 @contextmanager
@@ -59,7 +63,7 @@ def assume(arch: str) -> Iterator[Target]:
     """Inside, `current()` is the target of `arch`: to ask what a config would come to elsewhere.
 
     For configs, rules and tuning tables; ops that are built inside would look for kernels of the wrong arch.
-    MORI_TARGET and MORI_WAVE_SIZE have no say inside. ValueError: an unknown arch.
+    MORI_TARGET has no say inside. ValueError as in `of`.
     """
     found = of(arch)
     token = _assumed.set(found)
@@ -89,9 +93,8 @@ def current() -> Target:
             raise RuntimeError(
                 f"MORI_TARGET={name}, but {missing}. Unset MORI_TARGET, or set it to host to run on CPUs"
             )
-        arch = _FLAVOURS[name].arch()
-        found = replace(found, arch=arch, contract_wave=archs.find(arch).contract_wave)
-    return replace(found, contract_wave=env.get("MORI_WAVE_SIZE") or found.contract_wave)
+        return of(_FLAVOURS[name].arch())
+    return of(found.arch)
 
 
 class _Flavour(NamedTuple):

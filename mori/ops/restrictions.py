@@ -94,8 +94,11 @@ def require(api: str, stage: str, case: Case, subject: str = "") -> None:
 def refusing(config: Any, backend: str, arch: str, communicator: Any = None) -> list[Restriction]:
     """The rows because of which an op of v2 cannot be built."""
     case = Case(config, archs.find(arch), backend, communicator=communicator)
-    # The config may have been changed since it was made; what follows only makes sense for one that is legal.
-    return [*broken("v2", "config", case)] or [*broken("v2", "construction", case)]
+    # The config may have been changed since it was made. Later rows only make sense for what is legal and in range.
+    for rows in (_BY_PLACE["v2", "config"], restrictions_v2.RANGE_ROWS, _BY_PLACE["v2", "construction"]):
+        if found := [row for row in rows if row.refuses(case)]:
+            return found
+    return []
 
 
 def unsupported(config: Any, backend: str, arch: str, communicator: Any = None) -> tuple[str, ...]:

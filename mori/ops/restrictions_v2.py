@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
+from mori import target
 from mori.errors import ConfigMismatch, UnsupportedDtype
 
 from .dtypes import DTYPE_SUFFIX, dtype_names
-from .restriction import INT32_MAX, MAX_24_BITS, Case, Restriction, range_rows
+from .restriction import INT32_MAX, MAX_24_BITS, Case, Restriction, is_int, range_rows
 
 QUANT_TYPES = ("none", "fp8_direct_cast", "fp8_blockwise", "fp4_blockwise", "fp4_blockwise_fp32")
 FP4_QUANT_TYPES = ("fp4_blockwise", "fp4_blockwise_fp32")
@@ -44,8 +46,27 @@ def _quantises(case: Case) -> bool:
     return bool(case.config.quant_type != "none")
 
 
-def _exceeds(number: int, most: int | None) -> bool:
-    return most is not None and number > most
+def _combine_threads(case: Case) -> int | None:
+    """Of the smallest block; None while launch sizes are not settled."""
+    warps = case.config.fewest_combine_warps
+    return None if warps is None else warps * target.of(case.arch.name).contract_wave
+
+
+def _has_narrow_block(case: Case) -> bool:
+    threads = _combine_threads(case)
+    return not case.config.is_internode and threads is not None and threads < case.config.world_size
+
+
+def _is_schedule(schedule: Any) -> bool:
+    """Buckets of five whole numbers, the first one ascending; only the last may be without a bound."""
+    buckets = list(schedule)
+    if not all(isinstance(bucket, tuple | list) and len(bucket) == 5 for bucket in buckets):
+        return False
+    bounds = [bucket[0] for bucket in buckets]
+    if bounds and bounds[-1] is None:
+        bounds.pop()
+    whole = all(is_int(number) and number >= 0 for number in (*bounds, *(n for b in buckets for n in b[1:])))
+    return whole and bounds == sorted(set(bounds))
 
 
 def _widest_element(case: Case) -> int:
@@ -214,11 +235,21 @@ CONFIG: tuple[Restriction, ...] = (
         value=lambda x: " and ".join(sorted(x.arch.fp8)),
     ),
     _in_config(
+        id="v2-schedule",
+        statement="`schedule` is buckets of five numbers with ascending bounds, the last bound may be None",
+        fields=("schedule",),
+        broken=lambda x: x.config.schedule is not None and not _is_schedule(x.config.schedule),
+        message="schedule is {c.schedule!r}",
+        remedy="use (most tokens or None, dispatch blocks, dispatch warps, combine blocks, combine warps), ascending",
+        source="contract of the config",
+    ),
+    _in_config(
         id="v2-world-size-of-a-block",
         statement="on one node a block of combine has a thread for every rank",
         fields=("world_size",),
-        broken=lambda x: not x.config.is_internode and _exceeds(x.config.world_size, x.config.combine_threads),
-        message="world_size {c.world_size} exceeds the {c.combine_threads} threads of the smallest combine block",
+        broken=_has_narrow_block,
+        message="world_size {c.world_size} exceeds the {value} threads of the smallest combine block",
+        value=_combine_threads,
         remedy="raise combine_warp_num_per_block, and the warps of combine in every bucket of schedule",
         source="contract of the config",
     ),

@@ -120,6 +120,9 @@ PAIRS: dict[str, Pair] = {
     "v2-combine-row-bytes": Pair(legs(F32, BF16, hidden_dim=4), legs(F32, BF16, hidden_dim=8)),
     "v2-max-token-type-size": Pair(legs(FP8, BF16, max_token_type_size=1), legs(FP8, BF16, max_token_type_size=2)),
     "v2-fp8-flavour": Pair({"data_type": FNUZ}, {"data_type": FNUZ}, "gfx950", "gfx942"),
+    "v2-schedule": Pair(
+        {"schedule": ((64, 1, 1, 1, 8), (8, 1, 1, 1, 8))}, {"schedule": ((8, 1, 1, 1, 8), (64, 1, 1, 1, 8))}
+    ),
     "v2-world-size-of-a-block": Pair(
         {"world_size": 65, "gpu_per_node": 65, "combine_warp_num_per_block": 1},
         {"world_size": 64, "gpu_per_node": 64, "combine_warp_num_per_block": 1},

@@ -77,7 +77,7 @@ def test_between_nodes_the_schedule_goes_and_each_size_has_its_own_default():
 
 def test_the_smallest_combine_block_counts():
     config = make_config(schedule=((64, 8, 16, 8, 4), (None, 8, 16, 8, 2)))
-    assert config.combine_threads == 2 * target.current().contract_wave
+    assert config.fewest_combine_warps == 2
 
 
 def test_the_table_of_the_backend_is_asked(monkeypatch: pytest.MonkeyPatch):

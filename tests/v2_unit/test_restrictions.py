@@ -139,6 +139,35 @@ def test_all_reasons_are_given_and_a_config_that_became_illegal_gives_its_own_on
     assert "combine_mode is 'push'" in reason
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [((None, 1, 1, 1),), ((None, 1, 1, 1, 8), (8, 1, 1, 1, 8)), ((8, 1, 1, 1, 8.0),), (5,), ((8, 1, 1, 1, 8),) * 2],
+)
+def test_what_is_no_schedule(schedule: Any):
+    with pytest.raises(ValueError, match=r"schedule is \("):
+        make_config(schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", [(), [[8, 1, 1, 1, 8], [None, 1, 1, 1, 8]], ((8, 1, 1, 1, 8),)])
+def test_what_is_a_schedule(schedule: Any):
+    assert make_config(schedule=schedule).schedule == schedule
+
+
+def test_numbers_that_are_none_are_reasons_before_others():
+    config = make_config(num_experts_per_token=None, combine_mode="scatter", gpu_per_node=4)
+    assert restrictions.unsupported(config, "hip", "host") == ("num_experts_per_token is None: it must be an int",)
+
+
+def test_the_wave_is_that_of_the_arch_that_is_asked_about(monkeypatch: pytest.MonkeyPatch):
+    with target.assume("gfx950"):
+        config = make_config(world_size=129, combine_warp_num_per_block=4)
+    assert restrictions.unsupported(config, "hip", "gfx950") == ()
+    (reason,) = restrictions.unsupported(config, "hip", "gfx1250")
+    assert "exceeds the 128 threads" in reason
+    monkeypatch.setenv("MORI_WAVE_SIZE", "64")
+    assert restrictions.unsupported(config, "hip", "gfx1250") == ()
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_methods_that_a_backend_lacks(feature: str):
     case = Case(make_config(), archs.find("host"), "hip", feature=feature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from mori.cli import app
 from mori.ops import restrictions
 from mori.support import Question, answer
-from tests.package.commands import ROOT, python
+from tests.package.commands import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 import support_matrix
@@ -108,9 +109,13 @@ def test_json():
     assert (reason["rule"], reason["error"]) == ("hip-quant", "ValueError")
 
 
-def test_it_is_a_module_too():
-    result = python("-m", "mori.support", "--arch", "gfx942", "--dtype", "fp4", MORI_TARGET="host")
-    assert (result.returncode, result.stdout.splitlines()[0]) == (1, "v1 on gfx942: no")
+def test_it_is_a_module_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["mori.support", "--arch", "gfx942", "--dtype", "fp4"])
+    monkeypatch.delitem(sys.modules, "mori.support")  # as in a process that runs the module and nothing else
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("mori.support", run_name="__main__")
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.startswith("v1 on gfx942: no\n")
 
 
 def test_the_tables_name_rules_that_there_are():

@@ -193,10 +193,9 @@ class EpDispatchCombineConfig:
         return given == self._untuned and target.current().name != "hip"
 
     @property
-    def combine_threads(self) -> int | None:
-        """Threads of the smallest combine block; None while launch sizes are not settled."""
-        warps = min((bucket[4] for bucket in self.schedule or ()), default=self.combine_warp_num_per_block)
-        return None if warps is None else warps * target.current().contract_wave
+    def fewest_combine_warps(self) -> int | None:
+        """Warps of the smallest combine block; None while launch sizes are not settled."""
+        return min((bucket[4] for bucket in self.schedule or ()), default=self.combine_warp_num_per_block)
 
     @property
     def nodes(self) -> int:
