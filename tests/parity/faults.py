@@ -55,18 +55,6 @@ def around_combine(change: Callable[[Op, dict[str, Any]], None]) -> Iterator[Non
         yield
 
 
-@contextlib.contextmanager
-def around_dispatch(change: Callable[[Op, dict[str, Any]], None]) -> Iterator[None]:
-    original = hip_backend._Dispatch.__call__
-
-    def changed(kernel: Any, **arguments: Any) -> None:
-        change(kernel, arguments)
-        original(kernel, **arguments)
-
-    with mock.patch.object(hip_backend._Dispatch, "__call__", changed):
-        yield
-
-
 def _shift_rows(op: Op) -> None:
     op._recv_tokens = torch.roll(op._recv_tokens.view(torch.uint8), 1, 0).view(op._recv_tokens.dtype)
 
@@ -110,18 +98,26 @@ def _no_weights(kernel: Any, arguments: dict[str, Any]) -> None:
     arguments["weights"] = None
 
 
-def _no_scales(kernel: Any, arguments: dict[str, Any]) -> None:
-    arguments["scales"] = None
+def _scales_left_behind() -> contextlib.AbstractContextManager[Any]:
+    original = hip_backend._Dispatch.launch_for
+    return mock.patch.object(
+        hip_backend._Dispatch, "launch_for", lambda kernel, tokens, _: original(kernel, tokens, False)
+    )
+
+
+def _map_of_no_handle() -> contextlib.AbstractContextManager[Any]:
+    """Every dispatch notes its ways where one without a handle does."""
+    original = EpDispatchCombineOpHip._enqueue_dispatch
+
+    def changed(op: Op, call: Any, addresses: Any, tensors: Any, dest_map: Any) -> None:
+        original(op, call, addresses, tensors, op.token_dest_map)
+
+    return mock.patch.object(EpDispatchCombineOpHip, "_enqueue_dispatch", changed)
 
 
 def _weights_that_were_not_received(kernel: Any, arguments: dict[str, Any]) -> None:
     if arguments["weights"] is not None:
         arguments["weights"] = torch.ones_like(arguments["weights"])
-
-
-def _own_map_always(kernel: Any, arguments: dict[str, Any]) -> None:
-    """The ways of a dispatch without handle, which nobody has made here."""
-    arguments["dest_map"] = torch.empty_like(arguments["dest_map"])
 
 
 def _stale_handle() -> contextlib.AbstractContextManager[Any]:
@@ -154,8 +150,8 @@ FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "tokens of the result": lambda: around_combine(_one_token_less),
     "weights not asked for": lambda: around_combine(_no_weights),
     "weights of nobody": lambda: around_combine(_weights_that_were_not_received),
-    "scales left behind": lambda: around_dispatch(_no_scales),
-    "map of no handle": lambda: around_dispatch(_own_map_always),
+    "scales left behind": _scales_left_behind,
+    "map of no handle": _map_of_no_handle,
     "stale handle": _stale_handle,
     "source positions": _source_without_copy,
 }

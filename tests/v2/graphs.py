@@ -14,21 +14,45 @@ from unittest import mock
 
 import torch
 
+CAPTURED = -2
+"""What the engine answers to a call that was captured: csrc/ops/ep_plan.hpp."""
+
 Step = Callable[[], Any]
+
+
+class Recorder:
+    """Takes the place of the native plan: lists dispatches and combines, and passes on everything else."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.launches: list[Step] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def dispatch(self, *arguments: Any) -> int:
+        return self._list(self.native.dispatch, arguments)
+
+    def combine(self, *arguments: Any) -> int:
+        return self._list(self.native.combine, arguments)
+
+    def _list(self, launch: Callable[..., int], arguments: tuple) -> int:
+        self.launches.append(functools.partial(_launched, launch, arguments))
+        return CAPTURED
+
+
+def _launched(launch: Callable[..., int], arguments: tuple) -> None:
+    outcome = launch(*arguments)
+    if outcome != 0:
+        raise AssertionError(f"a recorded launch ends with {outcome}")
 
 
 @contextlib.contextmanager
 def recording(op: Any) -> Iterator[list[Step]]:
     """Inside, launches of the op are listed instead of made."""
-    launches: list[Step] = []
-    plan = op._plan
-
-    def recorder(name: str) -> Callable[..., None]:
-        launch = getattr(plan, name)
-        return lambda *arguments, **options: launches.append(functools.partial(launch, *arguments, **options))
-
-    with mock.patch.multiple(plan, dispatch=recorder("dispatch"), combine=recorder("combine")):
-        yield launches
+    recorder = Recorder(op._plan._native)
+    with mock.patch.object(op._plan, "_native", recorder):
+        yield recorder.launches
 
 
 def captured(op: Any, *steps: Step) -> Step:

@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class _DispatchCall(NamedTuple):
+class DispatchCall(NamedTuple):
     """What a dispatch with this metadata does."""
 
     tokens: int
@@ -123,7 +123,7 @@ class EpDispatchCombineOp:
         self._identity = object()
         self._handles = 0  # dispatches that returned one
         self._validates_ids = bool(env.get("MORI_EP_VALIDATE"))
-        self._dispatch_calls: Any = CallMemo[_DispatchCall](enabled=True)
+        self._dispatch_calls: Any = CallMemo[DispatchCall](enabled=True)
         self._combine_calls: Any = CallMemo[int](enabled=True)
         self._results: dict[int, _CombineResults] = {}
         self.arena = SymmArena(comm, self._regions(cfg))
@@ -243,17 +243,37 @@ class EpDispatchCombineOp:
         """
         if not self.comm.is_valid:
             self._refuse_calls("its communicator has been destroyed")
-        call, _ = self._dispatch_calls.find(self._prepare_dispatch, input, weights, scales, indices)
-        kernel, dest_map = call.kernel, self.token_dest_map
-        if return_routing:
-            dest_map = self.routing_dest_map
+        call, addresses = self._dispatch_calls.find(self._prepare_dispatch, input, weights, scales, indices)
         if snapshot or routing is not None:
-            kernel, dest_map = self._unusual(call, routing, return_routing, snapshot, dest_map)
+            call = self._unusual(call, routing, return_routing, snapshot)
         if self._validates_ids and not self._capturing:
             check_expert_ids(indices.view(torch.int32), self._dispatch_limits)  # waits for the stream
+        dest_map = self.routing_dest_map if return_routing else self.token_dest_map
+        if routing is not None:
+            dest_map = routing.disp_dest_tok_id_map
+        self._enqueue_dispatch(call, addresses, (input, weights, scales, indices), dest_map)
+        if not return_routing:
+            return call.results
+        self._handles += 1
+        handle = EpDispatchRoutingHandle(
+            dest_map, self._no_map, self._send_map, self.total_recv, None, call.tokens, self._recv_source
+        )
+        handle._made_by, handle._number = self._identity, self._handles
+        return (*call.results, handle.snapshot(self._recv_weights) if snapshot else handle)
+
+    def _enqueue_dispatch(
+        self,
+        call: DispatchCall,
+        addresses: tuple[int, ...],
+        tensors: tuple[Any, ...],
+        dest_map: torch.Tensor,
+    ) -> None:
+        """Calls the kernel as `KernelSet` says. A backend may call its own kernels with less: `addresses` are those of
+        `tensors` (input, weights, scales, indices), 0 for None."""
+        input, weights, scales, indices = tensors
         if not self._kernels.self_resets_counters:
             self.total_recv.zero_()
-        kernel(
+        call.kernel(
             input=input,
             indices=indices,
             weights=weights,
@@ -261,20 +281,6 @@ class EpDispatchCombineOp:
             dest_map=dest_map,
             num_tokens=call.tokens,
         )
-        if not return_routing:
-            return call.results
-        self._handles += 1
-        handle = EpDispatchRoutingHandle(
-            dest_map,
-            self._no_map,
-            self._send_map,
-            self.total_recv,
-            None,
-            call.tokens,
-            reverse_src_view=self._recv_source,
-        )
-        handle._made_by, handle._number = self._identity, self._handles
-        return (*call.results, handle.snapshot(self._recv_weights) if snapshot else handle)
 
     def _prepare_dispatch(
         self,
@@ -282,11 +288,11 @@ class EpDispatchCombineOp:
         weights: torch.Tensor | None,
         scales: torch.Tensor | None,
         indices: torch.Tensor,
-    ) -> _DispatchCall:
+    ) -> DispatchCall:
         tensors = {"input": input, "weights": weights, "scales": scales, "indices": indices}
         check_arguments("dispatch", DISPATCH_RULES, tensors, self._dispatch_limits, self.dev)
         tokens = input.shape[0]
-        return _DispatchCall(
+        return DispatchCall(
             tokens=tokens,
             scaled=scales is not None and scales.dim() == 2 and scales.shape[1] > 0,
             kernel=self._kernels.dispatch[self._pick(tokens)[0]],
@@ -301,17 +307,16 @@ class EpDispatchCombineOp:
 
     def _unusual(
         self,
-        call: _DispatchCall,
+        call: DispatchCall,
         routing: EpDispatchRoutingHandle | None,
         return_routing: bool,
         snapshot: bool,
-        dest_map: torch.Tensor,
-    ) -> tuple[Callable[..., Any], torch.Tensor]:
-        """Kernel and map of a dispatch along a handle, or of one that makes a snapshot."""
+    ) -> DispatchCall:
+        """The call of a dispatch along a handle, or of one that makes a snapshot."""
         if snapshot and not return_routing:
             raise ValueError("dispatch: snapshot says what the returned handle is like: pass return_routing=True too")
         if routing is None:
-            return call.kernel, dest_map
+            return call
         if return_routing:
             raise ValueError("dispatch: routing and return_routing exclude each other: a replay makes no new handle")
         replays = self._kernels.dispatch_replay
@@ -323,7 +328,7 @@ class EpDispatchCombineOp:
                 f"dispatch: input has {call.tokens} rows, the routing handle was made for {routing.cur_rank_num_token} "
                 "tokens: pass as many rows"
             )
-        return replays[kernel_set.built(replays, self._pick(call.tokens)[0])], routing.disp_dest_tok_id_map
+        return call._replace(kernel=replays[kernel_set.built(replays, self._pick(call.tokens)[0])])
 
     # ---- combine
 
@@ -380,7 +385,7 @@ class EpDispatchCombineOp:
     def _enqueue_combine(
         self, kernel: Callable[..., Any], input: torch.Tensor, routing: EpDispatchRoutingHandle, wants_weights: bool
     ) -> None:
-        """Calls the kernel as `KernelSet` says. A backend may call its own kernels with more."""
+        """Calls the kernel as `KernelSet` says. A backend may call its own kernels otherwise."""
         if not self._kernels.stages_in_kernel and input.data_ptr() != self._combine_in.data_ptr():
             self._combine_in[: input.shape[0]].copy_(input)
         kernel(

@@ -6,6 +6,8 @@ regions that other backends have: the control region holds all of it.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from ..dtypes import DTYPE_SUFFIX
 from ..engine import KERNELS, NO_EXTRAS, CallExtras, CombineWork, DispatchWork, EpPlan, EpShape, dtype_code, layout
 from .arguments import scale_row_bytes
 from .config import EpDispatchCombineConfig
-from .dispatch_combine_op import EpDispatchCombineOp
+from .dispatch_combine_op import DispatchCall, EpDispatchCombineOp
 from .kernel_set import KernelSet, Spec
 from .routing import EpDispatchRoutingHandle
 from .symm_arena import SymmArena
@@ -68,40 +70,21 @@ def shape_of(cfg: EpDispatchCombineConfig) -> EpShape:
 
 
 class _Dispatch:
-    """The dispatch kernel with bounds for its grid. `routing`: where a dispatch that makes a handle notes its ways."""
+    """The dispatch kernel with bounds for its grid."""
 
-    def __init__(
-        self, plan: EpPlan, cfg: EpDispatchCombineConfig, spec: Spec, map_: torch.Tensor, routing: Any
-    ) -> None:
-        self._plan, self._map, self._routing = plan, map_, routing
-        self._blocks, self._warps = spec
-        row_bytes, code = cfg.token_nbytes, dtype_code(cfg.dispatch_dtype)
-        plain = DispatchWork(KERNELS["dispatch"], 0, row_bytes, 0, code)
-        self._plain, self._scaled = plain, plain._replace(scale_bytes=scale_row_bytes(cfg))
-
-    def __call__(
-        self,
-        *,
-        input: torch.Tensor,
-        indices: torch.Tensor,
-        weights: torch.Tensor | None,
-        scales: torch.Tensor | None,
-        dest_map: torch.Tensor,
-        num_tokens: int,
-    ) -> None:
-        kernel, _, row_bytes, scale_bytes, code = self._plain if scales is None else self._scaled
-        self._plan.dispatch(
-            DispatchWork(kernel, num_tokens, row_bytes, scale_bytes, code),
-            (
-                input.data_ptr(),
-                0 if weights is None else weights.data_ptr(),
-                0 if scales is None else scales.data_ptr(),
-                indices.data_ptr(),
-            ),
-            extras=self._routing if dest_map is self._map else NO_EXTRAS,
-            block_num=self._blocks,
-            warp_per_block=self._warps,
+    def __init__(self, plan: EpPlan, cfg: EpDispatchCombineConfig, spec: Spec) -> None:
+        self._plan, self._spec = plan, spec
+        self._work = DispatchWork(
+            KERNELS["dispatch"], 0, cfg.token_nbytes, scale_row_bytes(cfg), dtype_code(cfg.dispatch_dtype)
         )
+
+    def launch_for(self, tokens: int, scaled: bool) -> Callable[..., None]:
+        """What enqueues a dispatch of so many tokens, given the addresses of its tensors and `extras`."""
+        work = self._work._replace(tokens=tokens)
+        if not scaled:
+            work = work._replace(scale_bytes=0)
+        blocks, warps = self._spec
+        return functools.partial(self._plan.dispatch, work, block_num=blocks, warp_per_block=warps)
 
 
 class _Combine:
@@ -167,7 +150,7 @@ class EpDispatchCombineOpHip(EpDispatchCombineOp, backend="hip"):
         grids = [_OPEN_GRID] if cfg.leaves_grid_open else None
         return KernelSet(
             dispatch={
-                spec: _Dispatch(plan, cfg, grid, self.routing_dest_map, self._own_routing)
+                spec: _Dispatch(plan, cfg, grid)
                 for spec, grid in zip(self._dispatch_specs, grids or self._dispatch_specs, strict=True)
             },
             combine={
@@ -177,6 +160,16 @@ class EpDispatchCombineOpHip(EpDispatchCombineOp, backend="hip"):
             stages_in_kernel=True,
             capabilities=frozenset({"gather", "scales"}),
         )
+
+    def _prepare_dispatch(self, *tensors: Any) -> DispatchCall:
+        call = super()._prepare_dispatch(*tensors)
+        return call._replace(kernel=call.kernel.launch_for(call.tokens, call.scaled))  # type: ignore[attr-defined]
+
+    def _enqueue_dispatch(
+        self, call: DispatchCall, addresses: tuple[int, ...], tensors: tuple[Any, ...], dest_map: torch.Tensor
+    ) -> None:
+        # The op's other map is the engine's own.
+        call.kernel(addresses, extras=self._own_routing if dest_map is self.routing_dest_map else NO_EXTRAS)
 
     def _enqueue_combine(
         self, kernel: Any, input: torch.Tensor, routing: EpDispatchRoutingHandle, wants_weights: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,13 @@ class KernelSet:
     self_resets_counters: dispatch sets the received count; else the op zeroes it before each dispatch.
     capabilities: names that the op advertises.
     unsupported: reasons why the config cannot be served after all.
+
+    A backend whose op overrides `_enqueue_dispatch` or `_enqueue_combine` may hand in what these call otherwise.
     """
 
-    dispatch: dict[Spec, Callable[..., Any]]
-    combine: dict[Spec, Callable[..., Any]]
-    dispatch_replay: dict[Spec, Callable[..., Any]] | None = None
+    dispatch: dict[Spec, Any]
+    combine: dict[Spec, Any]
+    dispatch_replay: dict[Spec, Any] | None = None
     stages_in_kernel: bool = False
     self_resets_counters: bool = True
     capabilities: frozenset[str] = frozenset()
@@ -52,6 +53,6 @@ def pick(config: Any, tokens: int) -> tuple[Spec, Spec]:
     return row[1:3], row[3:5]
 
 
-def built(kernels: dict[Spec, Callable[..., Any]], spec: Spec) -> Spec:
+def built(kernels: dict[Spec, Any], spec: Spec) -> Spec:
     """That launch size if a kernel was built for it, else the last one that was."""
     return spec if spec in kernels else list(kernels)[-1]

@@ -53,7 +53,6 @@ class EpDispatchRoutingHandle:
         total_recv_token_num: torch.Tensor,
         disp_tok_id_to_src_tok_id_local: torch.Tensor | None = None,
         cur_rank_num_token: int = 0,
-        *,
         reverse_src_view: torch.Tensor | None = None,
     ) -> None:
         self.disp_dest_tok_id_map = disp_dest_tok_id_map
