@@ -1,16 +1,20 @@
-"""The examples on CPUs, by ranks that are processes; one of them as a user starts it."""
+"""The examples on CPUs, by ranks that are processes, one of them as a user starts it; and the guide's program."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from mori.cco import Communicator, UniqueId, get_unique_id
+from mori.cco import CCODevCommRequirements, Communicator, UniqueId, device, get_unique_id
+from tests.cco.members import all_well, each, joined
 from tests.package.commands import ROOT, without_mori_variables
 from tests.rank_worker import RankContext
 from tests.ranks import pool
@@ -39,6 +43,27 @@ def test_an_example(name: str, world_size: int, kernel_folder: Path) -> None:
     ranks = pool(world_size, bare=True, MORI_JIT_CACHE_DIR=str(kernel_folder))
     for said in ranks.run(run, name, get_unique_id()):
         assert said.startswith(SAYS[name].format(world_size))
+
+
+def test_the_program_of_the_guide(kernel_folder: Path) -> None:
+    source = re.search(r"^```cpp\n(.*?)^```", (ROOT / "docs" / "cco.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert source is not None
+
+    class Arguments(ctypes.Structure):
+        _fields_ = (("comm", ctypes.c_uint64), ("window", ctypes.c_uint64))
+
+    with joined(2) as members:
+
+        def greet(comm: Communicator) -> list[int]:
+            memory = comm.alloc_mem(4096)
+            memory.view(0, (3,), torch.int32).fill_(9)
+            window = comm.register_window(memory.ptr, memory.size)
+            dev_comm = comm.create_dev_comm(CCODevCommRequirements(lsa_barrier_count=8))
+            kernel = device.compile(source[1], "greet", comm)
+            kernel.launch(Arguments(dev_comm.ptr, window.handle), blocks=1, threads=64)
+            return memory.view(0, (3,), torch.int32).tolist()
+
+        assert all_well(each(members, greet)) == [[0, 1, 9]] * 2
 
 
 def test_an_example_as_a_program(kernel_folder: Path) -> None:
