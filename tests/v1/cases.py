@@ -67,6 +67,8 @@ class Case:
     """block_num and warp_per_block of every call; results must not depend on them."""
     kernel_type: str = "IntraNode"
     quant_type: str = "none"
+    wire_fp8: torch.dtype = torch.float8_e4m3fn
+    """What rows are quantised to where the kernels run."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that are set while the op is built."""
 

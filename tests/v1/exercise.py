@@ -88,9 +88,9 @@ def combined(case: Case, step: Step, routing: reference.Routing, returned: list[
     if not case.quantises(step):
         return reference.combine(routing, returned)
     if case.quant_type == "fp8_direct_cast":
-        return quantised_reference.fp8_direct_cast_combine(routing, returned)
+        return quantised_reference.fp8_direct_cast_combine(routing, returned, case.wire_fp8)
     if case.quant_type == "fp8_blockwise":
-        return quantised_reference.fp8_blockwise_combine(routing, returned, case.scales_per_row)
+        return quantised_reference.fp8_blockwise_combine(routing, returned, case.scales_per_row, case.wire_fp8)
     return quantised_reference.fp4_blockwise_combine(routing, returned, case.scales_per_row)
 
 

@@ -10,6 +10,7 @@ import gc
 import hashlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.amd.sim.toolchain import Compiled, annotate
 
 CODE_BASE, CODE_STRIDE = 0x1_0000_0000, 0x1000_0000
 MOST_INSTRUCTIONS = 50_000_000  # a rank may wait long for one that compiles
+NS_PER_TICK = 10  # csrc/device/target_hip.hpp
 REFUSED = 70  # exit status
 
 _Load = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)
@@ -124,7 +126,8 @@ class Executor:
         memory = Memory()
         for arena in work.memory:
             memory.add(arena)
-        machine = Machine(memory, self._seed + number)
+        # The others are on clocks of their own, so it is time that they have in common.
+        machine = Machine(memory, self._seed + number, clock=lambda: time.monotonic_ns() // NS_PER_TICK)
         self.executed += machine.run([work.launch], most_instructions=MOST_INSTRUCTIONS)
 
     def _reachable(self, tensors: list[torch.Tensor]) -> list[HostMemory]:

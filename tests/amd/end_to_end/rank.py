@@ -21,6 +21,7 @@ def variables(arch: str, driver: Path, folder: Path, seed: int = 1) -> dict[str,
     go to `folder`."""
     return {
         "MORI_TARGET": "hip",
+        "MORI_TIMEOUT_S": "120",  # of a clock on the wall: simulated peers are slow
         "MORI_JIT_CACHE_DIR": str(folder / "code"),
         "FAKE_LANES": str(archs.find(arch).lanes),
         ARCH: arch,

@@ -26,8 +26,8 @@ class _Gpu(TorchFunctionMode):
         self.driver = driver
         self.current = 0
 
-    def set_device(self, device: Any) -> None:
-        self.current = device if isinstance(device, int) else torch.device(device).index
+    def set_device(self, device: int | torch.device) -> None:
+        self.current = device if isinstance(device, int) else device.index
         self.driver.hipSetDevice(self.current)
 
     def synchronize(self, device: Any = None) -> None:

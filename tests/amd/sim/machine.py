@@ -108,13 +108,21 @@ class Device:
 
 
 class Machine:
-    def __init__(self, memory: Memory, seed: int, resident_blocks: int | None = None) -> None:
-        """`resident_blocks`: so many blocks of a device run at a time, the others when those have ended."""
+    def __init__(
+        self,
+        memory: Memory,
+        seed: int,
+        resident_blocks: int | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        """`resident_blocks`: so many blocks of a device run at a time, the others when those have ended. `clock` tells
+        what all clocks show; by default that is the number of instructions executed so far."""
         self.memory = memory
         self.rng = random.Random(seed)
         self.resident_blocks = resident_blocks
         self.cycles = 0
-        """Instructions that waves have executed; all clocks show them."""
+        """Instructions that waves have executed."""
+        self.clock = clock or (lambda: self.cycles)
         self._kernargs = 0
 
     def run(self, *streams: Sequence[Work], most_instructions: int = 5_000_000) -> int:

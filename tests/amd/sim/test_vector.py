@@ -225,6 +225,16 @@ def test_packed_floats(bench: Bench) -> None:
     assert (bench.floats("v11") == 2 * high * high).all() and (bench.floats("v12") == 0).all()
 
 
+def test_packed_floats_look_at_the_halves_that_they_take(bench: Bench) -> None:
+    bench["v4"], bench["v[6:7]"] = 0x40000000, 0x40800000_3F800000
+    bench("v_pk_mul_f32 v[8:9], v[4:5], v[6:7] op_sel_hi:[0,1]")
+    assert (bench.floats("v8") == 2).all() and (bench.floats("v9") == 8).all()
+    bench("v_pk_mul_f32 v[8:9], v[4:5], v[6:7]")
+    assert (bench.floats("v8") == 2).all()
+    with pytest.raises(Refused, match="v5 was never written|v9 was never written"):
+        bench("v_cmp_eq_u32_e32 {vcc}, 0, v9")
+
+
 def test_computing_with_undefined_lanes_gives_undefined_lanes(bench: Bench) -> None:
     bench["v1"] = 3
     bench["{exec}"] = 0b11

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -204,26 +205,36 @@ def _bind_packed(function: Any) -> Any:
     def bind_steps(instruction: Instruction, target: Target) -> Steps:
         allow_modifiers(instruction, "op_sel", "op_sel_hi", "neg_lo", "neg_hi")
         destination, *texts = operands(instruction, function.__code__.co_argcount + 1)
-        reads = [source(instruction, text, "u64", i) for i, text in enumerate(texts)]
-        chosen = [_flags(instruction, name, len(texts), default) for name, default in (("op_sel", 0), ("op_sel_hi", 1))]
-        signs = [_flags(instruction, name, len(texts), 0) for name in ("neg_lo", "neg_hi")]
-        if any(text[0] not in "vs" for text in texts):
-            raise Unknown(f"constant in {instruction.text}")
+        halves = []
+        for choice, sign in (("op_sel", "neg_lo"), ("op_sel_hi", "neg_hi")):
+            chosen = _flags(instruction, choice, len(texts), int(choice == "op_sel_hi"))
+            reads = [
+                source(instruction, _word_of(text, high), "f32", i)
+                for i, (text, high) in enumerate(zip(texts, chosen, strict=True))
+            ]
+            halves.append(list(zip(reads, _flags(instruction, sign, len(texts), 0), strict=True)))
 
         def evaluate(wave: Any) -> Any:
-            values = [read(wave) for read in reads]
-            halves = []
-            for choice, sign in zip(chosen, signs, strict=True):
-                parts = []
-                for value, high, negative in zip(values, choice, sign, strict=True):
-                    half = (value >> U64(32 * high)).astype(U32).view(F32)
-                    parts.append(-half if negative else half)
-                halves.append(_wide(np.asarray(function(*parts), F32).view(U32)))
-            return halves[0] | halves[1] << U64(32)
+            results, taints = [], []
+            for half in halves:
+                parts = [-read(wave) if negative else read(wave) for read, negative in half]
+                results.append(_wide(np.asarray(function(*parts), F32).view(U32)))
+                low, high = wave.take_taint()
+                taints.append(low | high)
+            wave.tainted_low, wave.tainted_high = taints
+            return results[0] | results[1] << U64(32)
 
-        return Steps(evaluate, commitment(instruction, destination, Type.U64, Words.MIXED))
+        return Steps(evaluate, commitment(instruction, destination, Type.U64, Words.APART))
 
     return bind_steps
+
+
+def _word_of(pair: str, high: int) -> str:
+    """The low or the high register of two; the other one may hold no value."""
+    registers = re.fullmatch(r"([vs])\[(\d+):(\d+)\]", pair)
+    if registers is None or int(registers[3]) != int(registers[2]) + 1:
+        raise Unknown(f"{pair} as two f32")
+    return f"{registers[1]}{int(registers[2]) + high}"
 
 
 def _flags(instruction: Instruction, name: str, count: int, default: int) -> list[int]:

@@ -142,7 +142,7 @@ def clock(instruction: Instruction, target: Target) -> Execute:
     index, _ = sgpr_of(destination)
 
     def ticks(wave: Wave) -> list[Any]:
-        now = wave.block.machine.cycles
+        now = wave.block.machine.clock()
         return [now & 0xFFFFFFFF, now >> 32]
 
     def execute(wave: Wave) -> None:
