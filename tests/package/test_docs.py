@@ -65,11 +65,11 @@ def test_the_tree_check_sees_what_it_should(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(check_tree, "ROOT", tmp_path)
     (tmp_path / "mori").mkdir()
     long, hinting = tmp_path / "mori" / "long.py", tmp_path / "notes.md"
-    long.write_text("x = 1\n" * 16_001 + "\n    # why\n")
+    long.write_text("x = 1\n" * 16_001 + '\n# why\n"""What\nand how."""\n')
     hinting.write_text("see /" + "home/someone/notes\n")
     found = "\n".join(check_tree.violations([long, hinting]))
-    assert "mori/long.py: 16003 lines, at most 600" in found
-    assert "the median source file has 16003 lines" in found
+    assert "mori/long.py: 16005 lines, at most 600" in found
+    assert "the median source file has 16005 lines" in found
     assert "csrc and mori have 16001 lines of code, the budget is 16000" in found
     assert "notes.md:1: path of one machine" in found
 
