@@ -92,9 +92,9 @@ def test_every_committed_result_of_gpu_tests():
 
 
 def test_what_a_sanitizer_finds_is_a_problem():
-    clean = {"processes": 4, "findings": 0, "tests": {"passed": 9, "failed": 0}}
+    clean = {"findings": [0, 0], "exit_codes": [0, 0], "cases": [["a"], ["a"]]}
     assert sanitize.problems({"tools": {"memcheck": clean}}) == []
-    for bad in ({"processes": 0}, {"findings": 1}, {"tests": {"passed": 9, "failed": 1}}, {"tests": {"passed": 0}}):
+    for bad in ({"findings": [0, 1]}, {"findings": [None, 0]}, {"exit_codes": [0, 1]}, {"cases": [["a"], []]}):
         assert len(sanitize.problems({"tools": {"memcheck": clean | bad}})) == 1
 
 
