@@ -282,9 +282,7 @@ class Communicator:
         order. RuntimeError when 1024 windows are open.
         """
         memory = self._window_memory("register_window", ptr, size)
-        self._register("register_window", memory.offset, size)
-        if isinstance(memory, ImportedMemory):
-            external.map_peers(self, memory, env.get("MORI_BOOTSTRAP_TIMEOUT"))
+        self._register("register_window", memory, size)
         return RegisteredWindow(self, memory, size)
 
     def register_external_window(self, ext_ptr: int, size: int) -> ImportedWindow:
@@ -301,8 +299,7 @@ class Communicator:
         self._check(what)
         memory = external.import_memory(self, ext_ptr, size, what, tracked=False)
         try:
-            self._register(what, 0, size)
-            external.map_peers(self, memory, env.get("MORI_BOOTSTRAP_TIMEOUT"))
+            self._register(what, memory, size)
             return ImportedWindow(self, memory, size)
         except BaseException:
             memory.close()
@@ -327,10 +324,15 @@ class Communicator:
             raise RuntimeError(f"{what}: size {size} is not within the {memory.size} bytes of the allocation")
         return memory
 
-    def _register(self, what: str, offset: int, size: int) -> None:
-        """Collective: agree on a further window."""
-        facts = {"window number": self._registered, "window offset": offset, "window size": size}
+    def _register(self, what: str, memory: AllocatedMemory | ImportedMemory, size: int) -> None:
+        """Collective: agree on a further window, and see to it that all ranks have all of its memory mapped."""
+        facts: dict[str, Any] = {"window number": self._registered, "window offset": memory.offset, "window size": size}
+        facts["imported memory"] = "none"
+        if isinstance(memory, ImportedMemory):
+            facts["imported memory"] = "mapped" if memory.is_mapped_by_peers else "new"
         self._reclaim(what, facts)
+        if isinstance(memory, ImportedMemory):
+            external.map_peers(self, memory, env.get("MORI_BOOTSTRAP_TIMEOUT"))
         self._registered += 1
 
     def _allocations(self) -> list[AllocatedMemory]:

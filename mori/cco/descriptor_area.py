@@ -6,6 +6,7 @@ Only this rank's kernels read them. csrc/include/mori/cco.hpp has the layouts.
 
 from __future__ import annotations
 
+import os
 import struct
 
 from mori import _core
@@ -46,11 +47,15 @@ class _Slots:
 
 
 class DescriptorArea:
-    """The descriptors of one rank. Writing waits for the legacy stream of a GPU."""
+    """The descriptors of one rank. Adding waits for the legacy stream of a GPU, removing for all its kernels.
+
+    A forked child, which shares the slice of a rank on CPUs, removes nothing.
+    """
 
     def __init__(self, memory: _core.SymmetricMemory, rank: int) -> None:
         self._memory = memory
         self._begin = int(memory.address(rank, 0))
+        self._owner_pid = os.getpid()
         first = _WINDOWS + _core.CCO_FIRST_WINDOW
         self._windows = _Slots(first, _core.CCO_WINDOW_BYTES, _core.CCO_MAX_WINDOWS, "windows")
         self._communicators = _Slots(_COMMUNICATORS, _COMMUNICATOR_STRIDE, _COMMUNICATOR_COUNT, "device communicators")
@@ -68,6 +73,9 @@ class DescriptorArea:
         return self._begin + offset
 
     def remove_window(self, address: int) -> None:
+        if os.getpid() != self._owner_pid:
+            return
+        self._memory.synchronize()
         self._memory.write(address - self._begin, bytes(_core.CCO_WINDOW_BYTES))
         self._windows.give_back(address - self._begin)
 
@@ -78,4 +86,5 @@ class DescriptorArea:
         return self._begin + offset
 
     def remove_communicator(self, address: int) -> None:
+        self._memory.synchronize()
         self._communicators.give_back(address - self._begin)

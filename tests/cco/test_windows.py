@@ -13,6 +13,7 @@ import torch
 
 from mori import _core, jit
 from mori.cco import Communicator, ImportedWindow, communicator_of_window, device
+from mori.cco.cco import mem_import, window_register_ptr
 from mori.errors import ConfigMismatch
 from tests.cco.members import BarrierRank, Question, all_well, each, joined, look_up
 
@@ -129,6 +130,39 @@ def test_a_handle_leads_to_its_communicator() -> None:
         assert communicator_of_window(handle) is comm
         window.close()
         assert communicator_of_window(handle) is None and communicator_of_window(0) is None
+
+
+def test_a_forked_child_takes_nothing_away() -> None:
+    with joined(1) as (comm,):
+        window = comm.register_window(comm.alloc_mem(PAGE).ptr, PAGE)
+        before = descriptor(window.handle)
+        child = os.fork()
+        if child == 0:
+            window.close()
+            comm.destroy()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert descriptor(window.handle) == before and window.is_valid
+        comm.barrier()
+
+
+def test_imported_memory_is_mapped_once_by_all_or_by_none() -> None:
+    with joined(2) as members:
+
+        def check(comm: Communicator) -> None:
+            memory = comm.alloc_mem(PAGE)
+            alias = mem_import(comm, memory.ptr, PAGE)
+            handles = [window_register_ptr(comm, alias, PAGE) for _ in range(2)]
+            assert descriptor(handles[0]) == descriptor(handles[1])
+            ctypes.memset(memory.ptr, 5 + comm.rank, PAGE)
+            comm.barrier()
+            assert bytes_of(handles[1], 1 - comm.rank, PAGE) == bytes([6 - comm.rank]) * PAGE
+            comm.barrier()
+            other = mem_import(comm, memory.ptr, PAGE)
+            with pytest.raises(RuntimeError, match="imported memory: 'mapped' on rank 0; 'new' on rank 1"):
+                window_register_ptr(comm, (alias, other)[comm.rank], PAGE)
+
+        all_well(each(members, check))
 
 
 def test_memory_under_an_open_window_is_not_used_again() -> None:

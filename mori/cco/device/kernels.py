@@ -33,7 +33,8 @@ class Kernel:
 
         On a GPU the launch is enqueued on `stream` (a raw handle; None: torch's current stream on the device) and the
         arguments are copied first. Blocks that wait for blocks of other ranks must all find room at once: launch no
-        more than the GPU has multiprocessors. On CPUs every block is one thread, `threads` and `stream` have no effect,
+        more than the GPU has multiprocessors. `threads` is a multiple of the wave width where warps take part in
+        something. On CPUs every block is one thread, `threads` and `stream` have no effect,
         and the call returns when all blocks have.
         ValueError for sizes that no launch can have; RuntimeError with the driver's words if it refuses.
         """
@@ -71,11 +72,15 @@ def compile(
     )
     code = jit.compile(spec)
     if here.is_device:
-        function = _core.gpu_function(here.name, communicator.device.index, kernel, code)
+        function = _loaded(here.name, communicator.device.index, kernel, code)
         enqueue = functools.partial(_enqueue_on_gpu, here.name, communicator.device.index, function)
     else:
         enqueue = functools.partial(_run_on_cpu, getattr(_library(code), kernel))
     return Kernel(kernel, communicator.device, enqueue)
+
+
+# What is compiled again is not loaded again.
+_loaded = functools.cache(_core.gpu_function)
 
 
 def _enqueue_on_gpu(
