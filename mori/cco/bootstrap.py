@@ -25,7 +25,7 @@ from mori.errors import BootstrapError, BootstrapTimeout
 
 __all__ = ["PROTOCOL_VERSION", "PeerLink", "Rendezvous", "exchange_descriptors"]
 
-PROTOCOL_VERSION = 1  # of everything ranks say to each other, shared memory included; raise it with any change
+PROTOCOL_VERSION = 2  # of everything ranks say to each other, shared memory included; raise it with any change
 _STAR_ROLE = "star"
 
 
