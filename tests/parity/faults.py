@@ -42,17 +42,17 @@ def after_views(change: Callable[[Op], None]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def around_combine(change: Callable[[Op, dict[str, Any]], None]) -> Iterator[None]:
-    """`change` is applied to what a combine kernel is called with."""
-    original = hip_backend._Combine.__call__
+def around_combine(change: Callable[[dict[str, Any]], None]) -> contextlib.AbstractContextManager[Any]:
+    """`change` is applied to what a combine is enqueued with."""
+    original = EpDispatchCombineOpHip._enqueue_combine
+    names = ("kernel", "call", "address", "input", "routing", "wants_weights")
 
-    def changed(kernel: Any, **arguments: Any) -> None:
-        change(kernel, arguments)
-        original(kernel, **arguments)
+    def changed(op: Op, *given: Any) -> None:
+        arguments = dict(zip(names, given, strict=True)) | {"op": op}
+        change(arguments)
+        original(op, *(arguments[name] for name in names))
 
-    with mock.patch.object(hip_backend._Combine, "__call__", changed):
-        yield
+    return mock.patch.object(EpDispatchCombineOpHip, "_enqueue_combine", changed)
 
 
 def _shift_rows(op: Op) -> None:
@@ -84,25 +84,23 @@ def _result_of_other_tokens(op: Op) -> None:
     op.combine_out = op.combine_out.flip(0)
 
 
-def _read_in_place(kernel: Any, arguments: dict[str, Any]) -> None:
-    arguments["input"] = mock.Mock(
-        wraps=arguments["input"], data_ptr=lambda: kernel._begin, shape=arguments["input"].shape
+def _read_in_place(arguments: dict[str, Any]) -> None:
+    arguments["address"] = arguments["op"]._in_begin
+
+
+def _one_token_less(arguments: dict[str, Any]) -> None:
+    launch = arguments["kernel"]
+    arguments["kernel"] = lambda *given, **options: launch.func(
+        *given, **(launch.keywords | options | {"tokens": max(0, launch.keywords["tokens"] - 1)})
     )
 
 
-def _one_token_less(kernel: Any, arguments: dict[str, Any]) -> None:
-    arguments["num_tokens"] = max(0, arguments["num_tokens"] - 1)
-
-
-def _no_weights(kernel: Any, arguments: dict[str, Any]) -> None:
-    arguments["weights"] = None
+def _no_weights(arguments: dict[str, Any]) -> None:
+    arguments["wants_weights"] = False
 
 
 def _scales_left_behind() -> contextlib.AbstractContextManager[Any]:
-    original = hip_backend._Dispatch.launch_for
-    return mock.patch.object(
-        hip_backend._Dispatch, "launch_for", lambda kernel, tokens, _: original(kernel, tokens, False)
-    )
+    return mock.patch.object(hip_backend, "scale_row_bytes", return_value=0)
 
 
 def _map_of_no_handle() -> contextlib.AbstractContextManager[Any]:
@@ -115,9 +113,10 @@ def _map_of_no_handle() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(EpDispatchCombineOpHip, "_enqueue_dispatch", changed)
 
 
-def _weights_that_were_not_received(kernel: Any, arguments: dict[str, Any]) -> None:
-    if arguments["weights"] is not None:
-        arguments["weights"] = torch.ones_like(arguments["weights"])
+def _weights_of_nobody(arguments: dict[str, Any]) -> None:
+    op = arguments["op"]
+    op.ones = torch.ones_like(op._recv_weights)
+    op._weights_address = op.ones.data_ptr()
 
 
 def _stale_handle() -> contextlib.AbstractContextManager[Any]:
@@ -149,7 +148,7 @@ FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "in place for all": lambda: around_combine(_read_in_place),
     "tokens of the result": lambda: around_combine(_one_token_less),
     "weights not asked for": lambda: around_combine(_no_weights),
-    "weights of nobody": lambda: around_combine(_weights_that_were_not_received),
+    "weights of nobody": lambda: around_combine(_weights_of_nobody),
     "scales left behind": _scales_left_behind,
     "map of no handle": _map_of_no_handle,
     "stale handle": _stale_handle,

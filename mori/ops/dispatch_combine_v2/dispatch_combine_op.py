@@ -65,7 +65,7 @@ class DispatchCall(NamedTuple):
     results: tuple[torch.Tensor | None, ...]
 
 
-class _CombineResults(NamedTuple):
+class CombineResults(NamedTuple):
     """What a combine for so many tokens returns, and by which kernel."""
 
     kernel: Callable[..., Any]
@@ -124,8 +124,8 @@ class EpDispatchCombineOp:
         self._handles = 0  # dispatches that returned one
         self._validates_ids = bool(env.get("MORI_EP_VALIDATE"))
         self._dispatch_calls: Any = CallMemo[DispatchCall](enabled=True)
-        self._combine_calls: Any = CallMemo[int](enabled=True)
-        self._results: dict[int, _CombineResults] = {}
+        self._combine_calls: Any = CallMemo[Any](enabled=True)
+        self._results: dict[int, CombineResults] = {}
         self.arena = SymmArena(comm, self._regions(cfg))
         try:
             self._make_views()
@@ -360,7 +360,7 @@ class EpDispatchCombineOp:
         """
         if not self.comm.is_valid:
             self._refuse_calls("its communicator has been destroyed")
-        self._combine_calls.find(self._prepare_combine, input)
+        call, (address,) = self._combine_calls.find(self._prepare_combine, input)
         if getattr(routing, "_made_by", None) is not self._identity or routing._number != self._handles:
             self._check_handle(routing)
         tokens = routing.cur_rank_num_token
@@ -368,25 +368,32 @@ class EpDispatchCombineOp:
         if results is None:
             results = self._prepare_results(tokens)
         wants_weights = weights is not None
-        self._enqueue_combine(results.kernel, input, routing, wants_weights)
+        self._enqueue_combine(results.kernel, call, address, input, routing, wants_weights)
         return results.out, results.weights if wants_weights else None
 
-    def _prepare_combine(self, input: torch.Tensor) -> int:
+    def _prepare_combine(self, input: torch.Tensor) -> Any:
+        """What is worth knowing of inputs with this metadata."""
         check_arguments("combine", COMBINE_RULES, {"input": input}, self._combine_limits, self.dev)
-        return input.shape[0]
 
-    def _prepare_results(self, tokens: int) -> _CombineResults:
-        results = _CombineResults(
+    def _prepare_results(self, tokens: int) -> CombineResults:
+        results = CombineResults(
             self._kernels.combine[self._pick(tokens)[1]], self.combine_out[:tokens], self.combine_out_weights[:tokens]
         )
         self._results[tokens] = results
         return results
 
     def _enqueue_combine(
-        self, kernel: Callable[..., Any], input: torch.Tensor, routing: EpDispatchRoutingHandle, wants_weights: bool
+        self,
+        kernel: Callable[..., Any],
+        call: Any,
+        address: int,
+        input: torch.Tensor,
+        routing: EpDispatchRoutingHandle,
+        wants_weights: bool,
     ) -> None:
-        """Calls the kernel as `KernelSet` says. A backend may call its own kernels otherwise."""
-        if not self._kernels.stages_in_kernel and input.data_ptr() != self._combine_in.data_ptr():
+        """Calls the kernel as `KernelSet` says. A backend may call its own kernels otherwise: `call` is what
+        `_prepare_combine` gave, `address` that of `input`."""
+        if not self._kernels.stages_in_kernel and address != self._combine_in.data_ptr():
             self._combine_in[: input.shape[0]].copy_(input)
         kernel(
             input=input,

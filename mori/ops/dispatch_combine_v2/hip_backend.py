@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from ..dtypes import DTYPE_SUFFIX
 from ..engine import KERNELS, NO_EXTRAS, CallExtras, CombineWork, DispatchWork, EpPlan, EpShape, dtype_code, layout
 from .arguments import scale_row_bytes
 from .config import EpDispatchCombineConfig
-from .dispatch_combine_op import DispatchCall, EpDispatchCombineOp
+from .dispatch_combine_op import CombineResults, DispatchCall, EpDispatchCombineOp
 from .kernel_set import KernelSet, Spec
 from .routing import EpDispatchRoutingHandle
 from .symm_arena import SymmArena
@@ -69,56 +69,12 @@ def shape_of(cfg: EpDispatchCombineConfig) -> EpShape:
     )
 
 
-class _Dispatch:
-    """The dispatch kernel with bounds for its grid."""
+class _CombineCall(NamedTuple):
+    """What a combine of inputs with this metadata does, without and with weights."""
 
-    def __init__(self, plan: EpPlan, cfg: EpDispatchCombineConfig, spec: Spec) -> None:
-        self._plan, self._spec = plan, spec
-        self._work = DispatchWork(
-            KERNELS["dispatch"], 0, cfg.token_nbytes, scale_row_bytes(cfg), dtype_code(cfg.dispatch_dtype)
-        )
-
-    def launch_for(self, tokens: int, scaled: bool) -> Callable[..., None]:
-        """What enqueues a dispatch of so many tokens, given the addresses of its tensors and `extras`."""
-        work = self._work._replace(tokens=tokens)
-        if not scaled:
-            work = work._replace(scale_bytes=0)
-        blocks, warps = self._spec
-        return functools.partial(self._plan.dispatch, work, block_num=blocks, warp_per_block=warps)
-
-
-class _Combine:
-    """The combine kernel with bounds for its grid. `registered`: [begin, end) addresses of the combine_in view."""
-
-    def __init__(
-        self, plan: EpPlan, cfg: EpDispatchCombineConfig, spec: Spec, registered: tuple[int, int], weights: torch.Tensor
-    ) -> None:
-        self._plan, self._weights = plan, weights
-        self._blocks, self._warps = spec
-        self._begin, self._end = registered
-        self._kernel = KERNELS[combine_kernel(cfg)]
-        self._row_bytes, self._code = cfg.combine_token_nbytes, dtype_code(cfg.combine_dtype)
-
-    def __call__(
-        self, *, input: torch.Tensor, weights: torch.Tensor | None, num_tokens: int, routing: _core.CallExtras
-    ) -> None:
-        address, rows = input.data_ptr(), input.shape[0]
-        if address == self._begin:
-            address = 0  # the rows are where the kernel would stage them
-        elif address < self._end and address + rows * self._row_bytes > self._begin:
-            raise ValueError(
-                "combine: input overlaps combine_in_view() but does not start at its first row: pass the view itself, "
-                "its first rows, or a tensor elsewhere"
-            )
-        weight_rows = 0 if weights is None else weights.shape[0]
-        self._plan.combine(
-            CombineWork(self._kernel, rows, weight_rows, self._row_bytes, self._code),
-            (address, 0 if weights is None else weights.data_ptr()),
-            tokens=num_tokens,
-            extras=routing,
-            block_num=self._blocks,
-            warp_per_block=self._warps,
-        )
+    input_bytes: int
+    plain: CombineWork
+    weighted: CombineWork
 
 
 def combine_kernel(cfg: EpDispatchCombineConfig) -> str:
@@ -140,30 +96,32 @@ class EpDispatchCombineOpHip(EpDispatchCombineOp, backend="hip"):
     def _build_kernels(self, cfg: EpDispatchCombineConfig, arena: SymmArena) -> KernelSet:
         shape = shape_of(cfg)
         self._plan = plan = EpPlan(shape, self.comm, arena.memory, ("dispatch", combine_kernel(cfg)))
+        self._synchronous = plan.synchronous
         self._own_routing = CallExtras(
             sender_map=self.routing_dest_map.data_ptr(),
             received_count=self.total_recv.data_ptr(),
             summary=self._send_map.data_ptr(),
         )
-        begin = arena.local_ptr("out_tok")
-        registered = (begin, begin + arena.size("out_tok"))
-        grids = [_OPEN_GRID] if cfg.leaves_grid_open else None
+        self._in_begin = arena.local_ptr("out_tok")
+        self._in_end = self._in_begin + arena.size("out_tok")
+        self._weights_address = self._recv_weights.data_ptr()
+
+        def grids(specs: list[Spec]) -> dict[Spec, Spec]:
+            return {spec: _OPEN_GRID if cfg.leaves_grid_open else spec for spec in specs}
+
         return KernelSet(
-            dispatch={
-                spec: _Dispatch(plan, cfg, grid)
-                for spec, grid in zip(self._dispatch_specs, grids or self._dispatch_specs, strict=True)
-            },
-            combine={
-                spec: _Combine(plan, cfg, grid, registered, self._recv_weights)
-                for spec, grid in zip(self._combine_specs, grids or self._combine_specs, strict=True)
-            },
+            dispatch=grids(self._dispatch_specs),
+            combine=grids(self._combine_specs),
             stages_in_kernel=True,
             capabilities=frozenset({"gather", "scales"}),
         )
 
     def _prepare_dispatch(self, *tensors: Any) -> DispatchCall:
-        call = super()._prepare_dispatch(*tensors)
-        return call._replace(kernel=call.kernel.launch_for(call.tokens, call.scaled))  # type: ignore[attr-defined]
+        call, cfg = super()._prepare_dispatch(*tensors), self.cfg
+        scale_bytes = scale_row_bytes(cfg) if call.scaled else 0
+        code = dtype_code(cfg.dispatch_dtype)
+        work = DispatchWork(KERNELS["dispatch"], call.tokens, cfg.token_nbytes, scale_bytes, code)
+        return call._replace(kernel=_launch(self._live_plan.dispatch, call.kernel, work))
 
     def _enqueue_dispatch(
         self, call: DispatchCall, addresses: tuple[int, ...], tensors: tuple[Any, ...], dest_map: torch.Tensor
@@ -171,22 +129,46 @@ class EpDispatchCombineOpHip(EpDispatchCombineOp, backend="hip"):
         # The op's other map is the engine's own.
         call.kernel(addresses, extras=self._own_routing if dest_map is self.routing_dest_map else NO_EXTRAS)
 
+    def _prepare_combine(self, input: torch.Tensor) -> _CombineCall:
+        super()._prepare_combine(input)
+        cfg, rows = self.cfg, input.shape[0]
+        kernel, code = KERNELS[combine_kernel(cfg)], dtype_code(cfg.combine_dtype)
+        plain = CombineWork(kernel, rows, 0, cfg.combine_token_nbytes, code)
+        weighted = plain._replace(weight_rows=cfg.effective_max_recv)
+        return _CombineCall(rows * cfg.combine_token_nbytes, plain, weighted)
+
+    def _prepare_results(self, tokens: int) -> CombineResults:
+        results = super()._prepare_results(tokens)
+        launch = _launch(self._live_plan.combine, results.kernel, tokens=tokens)
+        self._results[tokens] = results = results._replace(kernel=launch)
+        return results
+
     def _enqueue_combine(
-        self, kernel: Any, input: torch.Tensor, routing: EpDispatchRoutingHandle, wants_weights: bool
+        self,
+        kernel: Any,
+        call: _CombineCall,
+        address: int,
+        input: torch.Tensor,
+        routing: EpDispatchRoutingHandle,
+        wants_weights: bool,
     ) -> None:
-        assert self._plan is not None
-        if self._plan.synchronous:
+        if self._synchronous:
             self._refuse_short_input(input, routing)
-        received_weights = None
+        if address == self._in_begin:
+            address = 0  # the rows are where the kernel would stage them
+        elif address < self._in_end and address + call.input_bytes > self._in_begin:
+            raise ValueError(
+                "combine: input overlaps combine_in_view() but does not start at its first row: pass the view itself, "
+                "its first rows, or a tensor elsewhere"
+            )
+        extras = self._own_routing
+        if routing.disp_dest_tok_id_map is not self.routing_dest_map:
+            extras = _extras_of(routing)
+        weights = 0
         if wants_weights:
-            received_weights = self._recv_weights if routing._received_weights is None else routing._received_weights
-        is_own = routing.disp_dest_tok_id_map is self.routing_dest_map
-        kernel(
-            input=input,
-            weights=received_weights,
-            num_tokens=routing.cur_rank_num_token,
-            routing=self._own_routing if is_own else _extras_of(routing),
-        )
+            kept = routing._received_weights
+            weights = self._weights_address if kept is None else kept.data_ptr()
+        kernel(call.weighted if wants_weights else call.plain, (address, weights), extras=extras)
 
     def _refuse_short_input(self, input: torch.Tensor, routing: EpDispatchRoutingHandle) -> None:
         """Where the host knows how many rows are needed without waiting; a GPU takes missing rows for zeros."""
@@ -235,6 +217,12 @@ class EpDispatchCombineOpHip(EpDispatchCombineOp, backend="hip"):
     def _close_kernels(self) -> None:
         if self._plan is not None:
             self._plan.close()
+
+
+def _launch(enqueue: Callable[..., None], grid: Any, *work: Any, **facts: int) -> Callable[..., None]:
+    """What is left to give is what differs between calls of the same metadata: addresses and the handle."""
+    blocks, warps = grid
+    return functools.partial(enqueue, *work, block_num=blocks, warp_per_block=warps, **facts)
 
 
 def _extras_of(routing: EpDispatchRoutingHandle) -> _core.CallExtras:
