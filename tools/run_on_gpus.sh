@@ -22,7 +22,7 @@ rm -f "$out"/{build,smoke,tests,bench,sanitize,matrices}.log
 python=${PYTHON:-python3}
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
-cp -r tests benchmarks pyproject.toml "$stage/"
+cp -r tests benchmarks examples pyproject.toml "$stage/"
 export PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} MORI_TARGET=${MORI_TARGET:-cuda}
 # Multicast over NVLink can put GPUs that others share out of service.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1

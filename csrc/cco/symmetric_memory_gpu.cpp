@@ -30,12 +30,12 @@ class GpuMemory final : public SymmetricMemory {
     }
   }
 
-  // An allocation that somebody else made and mapped at `existing`.
+  // An allocation that somebody else made and mapped at `existing`; as a whole, for drivers map no part of one.
   GpuMemory(u32 rank, u32 world_size, u64 bytes, const gpu::Gpu& gpu, int handle_type, gpu::Address existing)
       : SymmetricMemory(rank, world_size), gpu_(gpu), driver_(gpu.driver), handle_type_(handle_type) {
-    symmetric_.stride = align_up(bytes, gpu_.granularity);
     const gpu::DeviceGuard current(gpu_);
-    Chunk chunk{0, symmetric_.stride, handle_of(existing, bytes)};
+    symmetric_.stride = allocated_bytes(existing, bytes);
+    Chunk chunk{0, symmetric_.stride, handle_of(existing)};
     try {
       driver_.call(driver_.reserve, &symmetric_.base, range_bytes(), gpu_.granularity, gpu::Address(0), 0ull);
       map(address(rank, chunk), chunk.bytes, chunk.handle);
@@ -161,21 +161,29 @@ class GpuMemory final : public SymmetricMemory {
     }
   }
 
-  gpu::MemoryHandle handle_of(gpu::Address existing, u64 bytes) const {
-    const auto refuse = [&](const std::string& what) {
-      throw std::invalid_argument("the memory at " + std::to_string(existing) + " on GPU " +
-                                  std::to_string(gpu_.ordinal) + " " + what);
-    };
+  [[noreturn]] void refuse(gpu::Address existing, const std::string& what) const {
+    throw std::invalid_argument("the memory at " + std::to_string(existing) + " on GPU " +
+                                std::to_string(gpu_.ordinal) + " " + what);
+  }
+
+  // Of the allocation that begins at `existing`, and has at least `bytes`.
+  u64 allocated_bytes(gpu::Address existing, u64 bytes) const {
     gpu::Address begin = 0;
     std::size_t size = 0;
-    if (driver_.address_range(&begin, &size, existing) != gpu::success) refuse("is no device memory of this process");
-    if (begin != existing) refuse("belongs to an allocation that begins at " + std::to_string(begin));
-    if (align_up(bytes, gpu_.granularity) > size) {
-      refuse("has " + std::to_string(size) + " bytes, " + std::to_string(bytes) + " were asked for");
+    if (driver_.address_range(&begin, &size, existing) != gpu::success) {
+      refuse(existing, "is no device memory of this process");
     }
+    if (begin != existing) refuse(existing, "belongs to an allocation that begins at " + std::to_string(begin));
+    if (bytes > size) {
+      refuse(existing, "has " + std::to_string(size) + " bytes, " + std::to_string(bytes) + " were asked for");
+    }
+    return size;
+  }
+
+  gpu::MemoryHandle handle_of(gpu::Address existing) const {
     gpu::MemoryHandle handle = 0;
     if (driver_.retain_handle(&handle, reinterpret_cast<void*>(existing)) != gpu::success) {
-      refuse(std::string("was not made by the driver's virtual memory calls (") + driver_.create.name + ")");
+      refuse(existing, std::string("was not made by the driver's virtual memory calls (") + driver_.create.name + ")");
     }
     return handle;
   }

@@ -291,7 +291,8 @@ class Communicator:
         On CPUs `ext_ptr` is a page's address in a shared mapping whose descriptor this process has open: memory of
         another communicator, a memfd, a torch tensor after `share_memory_()`. On GPUs it is the base address of an
         allocation by the driver's virtual memory calls whose handle can be exported as a descriptor. `size` bytes from
-        there on, on every rank the same. The owner keeps the memory until the window is closed.
+        there on, on every rank the same, of allocations that are of the same size too. The owner keeps the memory until
+        the window is closed.
         RuntimeError, on this rank alone, with the remedy, for other memory; ConfigMismatch, on all ranks, if they
         differ in size or order.
         """
@@ -329,7 +330,9 @@ class Communicator:
         facts: dict[str, Any] = {"window number": self._registered, "window offset": memory.offset, "window size": size}
         facts["imported memory"] = "none"
         if isinstance(memory, ImportedMemory):
-            facts["imported memory"] = "mapped" if memory.is_mapped_by_peers else "new"
+            state = "mapped" if memory.is_mapped_by_peers else "new"
+            # GPUs map allocations as a whole, and all parts of the range have one size.
+            facts["imported memory"] = f"{state}, an allocation of {memory.symmetric.bytes_per_rank} bytes"
         self._reclaim(what, facts)
         if isinstance(memory, ImportedMemory):
             external.map_peers(self, memory, env.get("MORI_BOOTSTRAP_TIMEOUT"))
