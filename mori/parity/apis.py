@@ -49,27 +49,49 @@ def to_device(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor
     return tensor.view(torch.uint8).to(device).view(tensor.dtype) if tensor.numel() else tensor.to(device)
 
 
+def v1_config(configuration: Configuration, rank: int) -> Any:
+    from mori.ops import EpDispatchCombineConfig
+
+    return EpDispatchCombineConfig(
+        data_type=configuration.dtype,
+        rank=rank,
+        world_size=configuration.world_size,
+        hidden_dim=configuration.hidden,
+        scale_dim=configuration.scale_dim,
+        scale_type_size=4 if configuration.scale_dim else 0,
+        max_token_type_size=max(configuration.dtype.itemsize, configuration.combine_dtype.itemsize),
+        max_num_inp_token_per_rank=configuration.max_tokens,
+        num_experts_per_rank=configuration.experts_per_rank,
+        num_experts_per_token=configuration.topk,
+    )
+
+
+def v2_config(configuration: Configuration, rank: int, backend: str) -> Any:
+    from mori.ops.dispatch_combine_v2 import EpDispatchCombineConfig
+
+    return EpDispatchCombineConfig(
+        rank=rank,
+        world_size=configuration.world_size,
+        hidden_dim=configuration.hidden,
+        max_num_inp_token_per_rank=configuration.max_tokens,
+        num_experts_per_rank=configuration.experts_per_rank,
+        num_experts_per_token=configuration.topk,
+        dispatch_data_type=configuration.dtype,
+        combine_data_type=configuration.combine_dtype,
+        scale_dim=configuration.scale_dim,
+        scale_type_size=4 if configuration.scale_dim else 0,
+        kernel_backend=backend,
+    )
+
+
 class V1Op:
     """On the communicator of mori.shmem. `backend` is the native one, whatever its name."""
 
     def __init__(self, configuration: Configuration, rank: int, communicator: Any, backend: str) -> None:
-        from mori.ops import EpDispatchCombineConfig, EpDispatchCombineOp
+        from mori.ops import EpDispatchCombineOp
 
         self.configuration = configuration
-        self.op: Any = EpDispatchCombineOp(
-            EpDispatchCombineConfig(
-                data_type=configuration.dtype,
-                rank=rank,
-                world_size=configuration.world_size,
-                hidden_dim=configuration.hidden,
-                scale_dim=configuration.scale_dim,
-                scale_type_size=4 if configuration.scale_dim else 0,
-                max_token_type_size=max(configuration.dtype.itemsize, configuration.combine_dtype.itemsize),
-                max_num_inp_token_per_rank=configuration.max_tokens,
-                num_experts_per_rank=configuration.experts_per_rank,
-                num_experts_per_token=configuration.topk,
-            )
-        )
+        self.op: Any = EpDispatchCombineOp(v1_config(configuration, rank))
         self.device = self.op._device
         self._handle: Any = None
 
@@ -121,25 +143,10 @@ class V2Op:
     """On `communicator`."""
 
     def __init__(self, configuration: Configuration, rank: int, communicator: Any, backend: str) -> None:
-        from mori.ops.dispatch_combine_v2 import EpDispatchCombineConfig, EpDispatchCombineOp
+        from mori.ops.dispatch_combine_v2 import EpDispatchCombineOp
 
         self.configuration = configuration
-        self.op: Any = EpDispatchCombineOp(
-            EpDispatchCombineConfig(
-                rank=rank,
-                world_size=configuration.world_size,
-                hidden_dim=configuration.hidden,
-                max_num_inp_token_per_rank=configuration.max_tokens,
-                num_experts_per_rank=configuration.experts_per_rank,
-                num_experts_per_token=configuration.topk,
-                dispatch_data_type=configuration.dtype,
-                combine_data_type=configuration.combine_dtype,
-                scale_dim=configuration.scale_dim,
-                scale_type_size=4 if configuration.scale_dim else 0,
-                kernel_backend=backend,
-            ),
-            communicator,
-        )
+        self.op: Any = EpDispatchCombineOp(v2_config(configuration, rank, backend), communicator)
         self.device = self.op.dev
 
     def poison(self) -> None:

@@ -159,7 +159,9 @@ def test_imported_memory_is_mapped_once_by_all_or_by_none() -> None:
             assert bytes_of(handles[1], 1 - comm.rank, PAGE) == bytes([6 - comm.rank]) * PAGE
             comm.barrier()
             other = mem_import(comm, memory.ptr, PAGE)
-            with pytest.raises(RuntimeError, match="imported memory: 'mapped, an allocation of .* bytes' on rank 0; 'new"):
+            with pytest.raises(
+                RuntimeError, match="imported memory: 'mapped, an allocation of .* bytes' on rank 0; 'new"
+            ):
                 window_register_ptr(comm, (alias, other)[comm.rank], PAGE)
 
         all_well(each(members, check))
