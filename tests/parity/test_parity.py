@@ -41,6 +41,7 @@ def fingerprint(world_size: int, count: int) -> str:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_all_configurations():
     """Writes the record that is committed."""
     record = {}

@@ -18,6 +18,7 @@ from ..validation import (
     Rule,
 )
 from .config import EpDispatchCombineConfig
+from .symm_arena import align_up
 
 
 class LegLimits(NamedTuple):
@@ -33,9 +34,14 @@ class LegLimits(NamedTuple):
     experts_per_rank: int
 
 
+def scale_stride_bytes(row_bytes: int) -> int:
+    """Bytes between rows of scales, for rows of so many bytes: whole dwords, nothing between them."""
+    return align_up(row_bytes, 4)
+
+
 def scale_row_bytes(config: EpDispatchCombineConfig) -> int:
-    """Bytes of a row of scales, rounded up to whole dwords; 0 when scales are off."""
-    return -(-config.scale_dim * config.scale_type_size // 4) * 4
+    """Bytes of a row of scales as it travels; 0 when scales are off."""
+    return scale_stride_bytes(config.scale_dim * config.scale_type_size)
 
 
 def limits_of(config: EpDispatchCombineConfig, leg: str) -> LegLimits:

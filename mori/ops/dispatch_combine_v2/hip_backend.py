@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mori import _core, env
+from mori import _core
 
 from ..dtypes import DTYPE_SUFFIX
 from ..engine import KERNELS, NO_EXTRAS, CallExtras, CombineWork, DispatchWork, EpPlan, EpShape, dtype_code, layout
-from .arguments import scale_row_bytes
+from .arguments import scale_row_bytes, scale_stride_bytes
 from .config import EpDispatchCombineConfig
 from .dispatch_combine_op import CombineResults, DispatchCall, EpDispatchCombineOp
 from .kernel_set import KernelSet, Spec
 from .routing import EpDispatchRoutingHandle
 from .symm_arena import SymmArena
+
+__all__ = ["REGION_NAMES", "EpDispatchCombineOpHip", "scale_stride_bytes", "shape_of"]
 
 # What v2 calls the regions of the engine's layout; others keep their names.
 REGION_NAMES = {
@@ -39,16 +41,6 @@ REGION_NAMES = {
 _SUMMARY_WORDS = 4  # before the row counts of all ranks: csrc/layout/ep_layout.hpp, RoutingSummary
 _RECEIVED_WORD = 1
 _OPEN_GRID: Spec = (0, 0)
-
-
-def scale_stride_bytes(row_bytes: int) -> int:
-    """Bytes between rows of received scales for rows of so many bytes: whole dwords, nothing between them."""
-    return -(-row_bytes // 4) * 4
-
-
-def _geometry_from_env(name: str) -> tuple[int, int, int] | None:
-    """(block, rdma, warp) of MORI_EP_DISP_GEOM or MORI_EP_COMB_GEOM, None if it is not set; ValueError if malformed."""
-    return env.get(name)
 
 
 def shape_of(cfg: EpDispatchCombineConfig) -> EpShape:
