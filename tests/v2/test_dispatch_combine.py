@@ -7,10 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rank_worker import RankContext
 from tests.ranks import pool
 from tests.v1 import cases
 from tests.v1.cases import BF16, F32, Case, Step, routing
-from tests.v2.exercise import case_of, exercise
+from tests.v1.exercise import require
+from tests.v2.exercise import case_of, exercise, new_op
 from tests.v2.strategies import case_for
 
 BOTH_COMBINES = (Step("combine"), Step("combine", external=False))
@@ -68,6 +70,22 @@ def test_a_rank_without_tokens(world_size: int, tokens: list[int]):
 def test_eight_ranks(world_size: int):
     indices = routing("spread", [9] * world_size, 8, 2)
     run(case_of(world_size, 96, 8, 2, 9, steps=round_trips(indices, indices), values="special"))
+
+
+def asked_by_one(context: RankContext) -> None:
+    """Rank 0 asks for weights, rank 1 does not: rank 0 gets its own only, rank 1 none, and rows are whole on both."""
+    op = new_op(context, case_of(2, 32, 2, 1, 4))
+    rows, weights = torch.ones(4, 32, dtype=BF16), torch.rand(4, 2)
+    ids = torch.tensor([[0, 1]] * 4, dtype=torch.int32)
+    received, *_, handle = op.dispatch(rows, weights, None, ids, return_routing=True)
+    out, out_weights = op.combine(received, None if context.rank else weights, routing=handle)
+    require(bool((out == 2).all()), "rows")
+    require(out_weights is None if context.rank else torch.equal(out_weights, weights), "weights")
+    op.close()
+
+
+def test_weights_are_those_of_the_ranks_that_ask():
+    pool(2).run(asked_by_one)
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -346,6 +346,7 @@ class EpDispatchCombineOp:
             i, already multiplied by router weights: combine applies none. `combine_in_view()`, or its first rows, is
             read where it is; anything else is staged by the kernel. GPUs take missing rows for zeros.
         weights: None, or anything else to ask for the sum of the received weights as well; contents are not looked at.
+            Ask on all ranks: those that do not ask contribute none.
         indices: ignored.
         routing: of the dispatch whose rows these are.
 
