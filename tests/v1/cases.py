@@ -64,7 +64,7 @@ class Case:
     denormals, ties."""
     seed: int = 0
     grid: tuple[int, int] = (-1, -1)
-    """block_num and warp_per_block of every call; results must not depend on them."""
+    """block_num and warp_per_block, of every call and of the op; results must not depend on them."""
     kernel_type: str = "IntraNode"
     quant_type: str = "none"
     wire_fp8: torch.dtype = torch.float8_e4m3fn
@@ -115,6 +115,8 @@ class Case:
             "kernel_type": getattr(mori.ops.EpDispatchCombineKernelType, self.kernel_type),
             "quant_type": self.quant_type,
         }
+        if self.grid[0] > 0:
+            fields |= {"block_num": self.grid[0], "warp_num_per_block": self.grid[1]}
         return mori.ops.EpDispatchCombineConfig(**(fields | overrides))
 
     def with_steps(self, *steps: Step) -> Case:

@@ -12,12 +12,13 @@ from tests.rank_worker import RankContext
 from tests.ranks import Outcome
 
 WORLD = 2
+PATIENCE = 2.5  # as much time as on GPUs: launches are as small, but slow
 
 
 class SimulatedPool(GpuPool):
-    def outcomes(self, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Outcome]:
+    def outcomes(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Outcome]:
         self.ranks.run(_simulate)  # processes may be new
-        return super().outcomes(function, *args, timeout_s=timeout_s)
+        return super().outcomes(function, *args, timeout_s=PATIENCE * timeout_s)
 
 
 def _simulate(_: RankContext) -> None:

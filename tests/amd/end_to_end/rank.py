@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def variables(arch: str, driver: Path, folder: Path, seed: int = 1) -> dict[str,
 @functools.cache
 def simulate() -> Executor:
     """From here on this process has GPUs; before anything else is done with the package."""
+    gc.freeze()  # at every launch the tensors are searched for; there are none among what there is so far
     executor = Executor(Path(os.environ[DRIVER]), Path(os.environ[FOLDER]), int(os.environ[SEED]))
     torch_with_rocm.install(os.environ[ARCH], executor.driver)
     return executor

@@ -19,10 +19,10 @@ from tests.v1 import test_standard_moe as standard_moe
 from tests.v1.cases import Case, Step, routing
 from tests.v1.exercise import new_op, require
 
-TOPK, EXPERTS, TOKENS = 2, 2, 4
+TOPK, EXPERTS, TOKENS, ROOM = 2, 2, 4, 6
 FP8 = {"ocp": torch.float8_e4m3fn, "fnuz": torch.float8_e4m3fnuz}
-# Rows of f32 on the way there, so that all ops have one shape, whose kernels are compiled once.
-ROUTED = routing("any", [TOKENS, 3], TOPK, EXPERTS)
+# All ops have one shape, whose kernels are compiled once: room for f32, and for fewer rows than may come.
+ROUTED = routing("any", [3, 3], TOPK, EXPERTS)
 CASE = Case(
     WORLD,
     48,
@@ -31,6 +31,7 @@ CASE = Case(
     TOKENS,
     (Step("dispatch", ROUTED), Step("combine")),
     dtype=torch.float32,
+    receive_cap=ROOM,
     grid=(2, 2),
 )
 
@@ -67,10 +68,8 @@ def replay(context: RankContext, program: str, case: Case) -> None:
 
 def test_replays_along_handles(ranks: SimulatedPool) -> None:
     program = "H H R0 C0 R1 C1"
-    case = handles.case_of(
-        program, [[TOKENS, 3], [0, 2]], TOPK, EXPERTS, dtype=torch.float32, combine_dtype=torch.float32
-    )
-    ranks.run(replay, program, case)
+    steps = handles.case_of(program, [[3, 3], [0, 2]], TOPK, EXPERTS).steps
+    ranks.run(replay, program, with_options(steps=steps, combine_dtype=torch.float32))
 
 
 def by_expert(context: RankContext, case: Case, fused: bool) -> None:
@@ -102,10 +101,8 @@ def overflow(context: RankContext, case: Case) -> list[int]:
 
 
 def test_an_overflow_is_told_on_both_ranks_and_the_op_goes_on(ranks: SimulatedPool) -> None:
-    call, flooded, seen, room = 1, 0, WORLD * TOKENS, 3 * WORLD
-    indices = tuple(ids[:2] for ids in ROUTED)
-    case = with_options(receive_cap=room, steps=(Step("dispatch", indices), Step("combine")))
-    assert ranks.run(overflow, case) == [[call, flooded, seen, room, 0]] * WORLD
+    call, flooded, no_cap = 1, 0, 0
+    assert ranks.run(overflow, CASE) == [[call, flooded, WORLD * TOKENS, ROOM, no_cap]] * WORLD
 
 
 def outlive(context: RankContext, case: Case) -> tuple[int | None, str]:
