@@ -31,5 +31,6 @@ def test_the_example_runs_and_every_bit_is_right(world: int, tmp_path: Path):
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert len(re.findall(r"^Rank \d: sent 128 tokens, received \d+$", result.stdout, flags=re.MULTILINE)) == world
+    # Two processes write: their lines may run into one another.
+    assert len(re.findall(r"Rank \d: sent 128 tokens, received \d+", result.stdout)) == world
     assert result.stdout.count("every bit as expected") == world

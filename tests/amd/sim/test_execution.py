@@ -15,6 +15,7 @@ from mori import archs
 from mori.ops import device_code
 from mori.ops.engine import EpShape
 from tests import quantised_reference, reference
+from tests.amd.build import BUILDS, build_kernel
 from tests.amd.sim.launch_layout import LaunchLayout
 from tests.amd.sim.machine import Code, Machine
 from tests.amd.sim.program import Program
@@ -222,6 +223,15 @@ def test_every_instruction_is_known(arch: str, kernel: str) -> None:
     for index in range(len(built.program.instructions)):
         built.bound(index)
     assert len(built.program.instructions) > 1000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel, arch", BUILDS)
+def test_every_instruction_of_every_kernel_is_known(kernel: str, arch: str) -> None:
+    built = Code(build_kernel(kernel, arch).program)
+    for index in range(len(built.program.instructions)):
+        built.bound(index)
+    assert len(built.program.instructions) > 100
 
 
 def test_launch_structs_have_no_other_fields(layout: LaunchLayout) -> None:

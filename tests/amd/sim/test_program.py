@@ -91,7 +91,7 @@ def test_a_branch_to_another_place_is_refused(arch: str) -> None:
 
 def test_no_elf() -> None:
     with pytest.raises(ValueError, match=r"no 64-bit ELF object: begins with b'hello'"):
-        Program(Compiled("gfx942", b"hello", ""), BASE)
+        Program(Compiled(b"hello", ""), BASE)
 
 
 def test_texts_of_instructions() -> None:
