@@ -23,6 +23,7 @@ from ..restrictions_v2 import PUSH_QUANT_TYPES as _PUSH_QUANT_TYPES
 from ..restrictions_v2 import QUANT_TYPES as _QUANT_TYPES
 from ..validation import check_arguments, check_expert_ids
 from . import backends, kernel_set
+from .agreement import agreed_fields
 from .arguments import COMBINE_RULES, DISPATCH_RULES, limits_of, scale_row_bytes
 from .config import _FP8_DTYPES, EpDispatchCombineConfig, _default_backend
 from .handle_checks import check_handle
@@ -113,7 +114,7 @@ class EpDispatchCombineOp:
 
     def __init__(self, cfg: EpDispatchCombineConfig, comm: Communicator) -> None:
         self._gate(cfg, comm)
-        comm.agree(_agreed(cfg, self.backend_name), f"EpDispatchCombineOp({self.backend_name})")
+        comm.agree(agreed_fields(cfg, self.backend_name), f"EpDispatchCombineOp({self.backend_name})")
         self.cfg = cfg
         self.comm = comm
         self.dev = comm.device
@@ -546,27 +547,3 @@ def _end_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_end_in_child)
-
-
-def _agreed(cfg: EpDispatchCombineConfig, backend: str) -> dict[str, Any]:
-    """What every rank must pass alike: all that shapes memory or the wire."""
-    fields = (
-        "world_size",
-        "hidden_dim",
-        "max_num_inp_token_per_rank",
-        "num_experts_per_rank",
-        "num_experts_per_token",
-        "scale_dim",
-        "scale_type_size",
-        "combine_mode",
-        "quant_type",
-        "enable_std_moe",
-        "max_total_recv_tokens",
-        "gpu_per_node",
-        "num_qp_per_pe",
-        "max_token_type_size",
-        "internode_kernel",
-        "internode_auto_ll_max_tokens",
-    )
-    dtypes = {"dispatch_dtype": str(cfg.dispatch_dtype), "combine_dtype": str(cfg.combine_dtype)}
-    return {"kernel_backend": backend, **dtypes, **{field: getattr(cfg, field) for field in fields}}
