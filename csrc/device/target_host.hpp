@@ -185,7 +185,7 @@ class HostTarget {
   template <class Stored>
   struct Vector {
     static constexpr u32 elements = vector_bytes / sizeof(Stored);
-    const u8* source;
+    const u8* source = nullptr;
     alignas(64) Stored element[elements];
 
     void load(const u8* from) { source = from; }
