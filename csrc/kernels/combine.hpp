@@ -141,16 +141,17 @@ class Combine {
 
   // Behind all other chunks come those of blocks that have not started: their tickets are drawn for them.
   MORI_DEVICE u32 next_chunk(u32 chunks, u32 started) {
-    t.sync_block();
+    u32 next = chunks;
     if (t.thread() == 0) {
       const u32 by_ticket = smaller(chunks, a.stagers);
-      u32 next = chunks > a.stagers ? a.stagers + T::add_device(&s.state->stage_ticket, 1) : chunks;
+      if (chunks > a.stagers) next = a.stagers + T::add_device(&s.state->stage_ticket, 1);
       if (next >= chunks && started < by_ticket) {
         next = T::add_device(&s.state->ticket, 1);
         if (next >= by_ticket) next = chunks;
       }
-      s.flags->drawn = next;
     }
+    t.sync_block();
+    if (t.thread() == 0) s.flags->drawn = next;
     t.sync_block();
     return s.flags->drawn;
   }
