@@ -23,11 +23,13 @@ from mori.cco.faults import communicator_error, peer_left
 from mori.cco.requirements import CCODevCommRequirements
 from mori.cco.resources import AllocatedMemory, CCOResource
 from mori.cco.unique_id import UniqueId, get_unique_id
+from mori.cco.whole import whole
 from mori.cco.windows import ImportedMemory, ImportedWindow, RegisteredWindow
 from mori.errors import BootstrapError, ConfigMismatch, HeapExhausted, MoriError, PeerLost
 from mori.target import Target
 
 _PAGE = 4096
+_MOST_BYTES = 1 << 47  # an address space has no more
 _DEATH_NOTICE_S = 2.0  # the watcher needs far less
 
 
@@ -81,12 +83,15 @@ class Communicator:
         Deadline: MORI_BOOTSTRAP_TIMEOUT seconds. Errors are raised on every rank: BootstrapTimeout (names the missing
         ranks), BootstrapError (ranks that cannot meet, or reach each other's memory), ConfigMismatch
         (`per_rank_vmm` differs),
-        ValueError (rank or size out of range), NotImplementedError (ranks on several nodes).
+        NotImplementedError (ranks on several nodes). On this rank alone, before anything is sent: TypeError (a number
+        that is no int), ValueError (nranks or size out of range).
         """
+        nranks, rank = whole(nranks, "nranks"), whole(rank, "rank")
+        per_rank_vmm = whole(per_rank_vmm, "per_rank_vmm")
         if not 1 <= nranks <= _core.MAX_WORLD_SIZE:
             raise ValueError(f"nranks must be between 1 and {_core.MAX_WORLD_SIZE}, got {nranks}")
-        if per_rank_vmm <= 0:
-            raise ValueError(f"per_rank_vmm must be positive, got {per_rank_vmm}")
+        if not 0 < per_rank_vmm <= _MOST_BYTES:
+            raise ValueError(f"per_rank_vmm must be between 1 and {_MOST_BYTES}, got {per_rank_vmm}")
         timeout_s = env.get("MORI_BOOTSTRAP_TIMEOUT")
         unique_id = UniqueId.from_bytes(bytes(unique_id))
         here = target.current()
@@ -224,6 +229,7 @@ class Communicator:
         RuntimeError (HeapExhausted) if the slice has no gap of that size. `size` 0 gives `ptr` 0.
         """
         self._check("alloc_mem")
+        size = whole(size, "size")
         if size < 0:
             raise ValueError(f"size must not be negative, got {size}")
         block = self._allocator.allocate(size, _PAGE) if size else None
@@ -281,6 +287,7 @@ class Communicator:
         reaches beyond it. ConfigMismatch, on all ranks, if they register different offsets or sizes, or in another
         order. RuntimeError when 1024 windows are open.
         """
+        ptr, size = whole(ptr, "ptr"), whole(size, "size")
         memory = self._window_memory("register_window", ptr, size)
         self._register("register_window", memory, size)
         return RegisteredWindow(self, memory, size)
@@ -298,6 +305,7 @@ class Communicator:
         """
         what = "register_external_window"
         self._check(what)
+        ext_ptr, size = whole(ext_ptr, "ext_ptr"), whole(size, "size")
         memory = external.import_memory(self, ext_ptr, size, what, tracked=False)
         try:
             self._register(what, memory, size)

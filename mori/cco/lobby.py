@@ -20,6 +20,7 @@ from typing import Any
 
 from mori.cco import verdict
 from mori.cco.handshake import Doorman, Guest
+from mori.cco.whole import whole
 from mori.cco.wire import Channel, WireError
 from mori.errors import BootstrapError, BootstrapTimeout, MoriError
 
@@ -40,7 +41,7 @@ class _Seat:
 
     def __init__(self, channel: Channel, registration: dict[str, Any]) -> None:
         self.channel = channel
-        self.nranks: int = registration["nranks"]
+        self.nranks: int = whole(registration["nranks"], "nranks")
         self.hello: dict[str, Any] = registration["hello"]
         self.star = registration["star"]
         self.timeout_s = float(registration["timeout_s"])

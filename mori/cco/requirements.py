@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from mori.cco.whole import whole
+
 GDA_CONNECTION_NONE = 0
 GDA_CONNECTION_FULL = 1
 GDA_CONNECTION_CROSSNODE = 2
@@ -37,9 +39,7 @@ class CCODevCommRequirements:
         """Every field, checked. TypeError for what is no int, ValueError for what is out of range."""
         found = {}
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{field.name} must be an int, got {value!r}")
+            value = whole(getattr(self, field.name), field.name)
             least = _LEAST.get(field.name, 0)
             most = GDA_CONNECTION_RAIL if field.name == "gda_connection_type" else _MOST
             if not least <= value <= most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ import torch.utils.dlpack
 
 from mori import _core
 from mori.cco.allocator import Block
+from mori.cco.whole import whole
 
 if TYPE_CHECKING:
     from mori.cco.communicator import Communicator
@@ -93,15 +95,17 @@ class AllocatedMemory(CCOResource):
         """A tensor of `shape` and `dtype` over the block from byte `offset` on, in the slice of `peer` (default: own).
 
         It aliases symmetric memory and keeps the mapping alive, also after `close()` and the communicator's end.
-        ValueError if it would reach beyond the block.
+        TypeError for numbers that are no ints, ValueError if it would reach beyond the block.
         """
-        count = 1
-        for extent in shape:
-            count *= extent
-        size = count * dtype.itemsize
+        offset, shape = whole(offset, "offset"), tuple(whole(extent, "an extent of shape") for extent in shape)
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"a view has no extent below 0, got {shape}")
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
+        size = math.prod(shape) * dtype.itemsize
         if offset < 0 or offset + size > self.size:
             raise ValueError(f"a view of {size} bytes at {offset} reaches beyond the {self.size} bytes of the block")
-        owner = self._communicator.rank if peer is None else peer
+        owner = self._communicator.rank if peer is None else whole(peer, "peer")
         if not 0 <= owner < self._communicator.nranks:
             raise ValueError(f"peer {owner} is not a rank of this communicator of {self._communicator.nranks}")
         raw = torch.utils.dlpack.from_dlpack(self.native.view(offset, size, owner))

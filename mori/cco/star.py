@@ -38,7 +38,9 @@ class Star:
 
     def gather(self, value: Any, what: str, timeout_s: float, poll: Poll | None) -> list[Any]:
         if self._broken is not None:
-            raise self._broken
+            raise self._broken.with_traceback(None)  # else it would carry every frame that ever raised it
+        # All ranks get equal results (lists for tuples); what is no JSON raises here, before anybody counts the step.
+        value = json.loads(json.dumps(value))
         self._step += 1
         # Whatever ends the step early, a callback that raises or an interrupt too, leaves the ranks apart.
         self._broken = BootstrapError(f"set-up step {what!r} was interrupted on rank {self.rank}; none can follow")
@@ -117,8 +119,7 @@ class _HubStep:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._poll = poll
-        # Through JSON like everyone's, so that all ranks get equal results (lists for tuples).
-        self._values: dict[int, Any] = {0: json.loads(json.dumps(value))}
+        self._values: dict[int, Any] = {0: value}
 
     def run(self) -> list[Any]:
         try:
