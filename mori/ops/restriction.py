@@ -95,40 +95,43 @@ def is_int(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def range_rows(api: str, stage: str, field: str, not_int: type[Exception]) -> tuple[Restriction, Restriction]:
-    """That a field is an int, with this error, and that it is in its range."""
-    smallest, largest = RANGES[field]
-    source = "words of kernels that carry it" if largest < INT32_MAX else "it has to fit int32"
+def int_row(api: str, stage: str, field: str, error: type[Exception], or_none: bool = False) -> Restriction:
+    """That a field is an int, or None where that leaves it open."""
 
     def wrong_type(case: Case) -> bool:
-        return not is_int(getattr(case.config, field))
+        value = getattr(case.config, field)
+        return not (is_int(value) or (or_none and value is None))
+
+    return Restriction(
+        f"{api}-int-{field}",
+        api,
+        stage,
+        f"`{field}` is an int{' or None' * or_none}",
+        (field,),
+        wrong_type,
+        f"{field} is {{c.{field}!r}}",
+        f"it must be an int{' or None' * or_none}",
+        "a number that is rounded in silence is none that was meant",
+        error=error,
+    )
+
+
+def range_row(api: str, stage: str, field: str) -> Restriction:
+    """That a field is in its range; silent about what is no int."""
+    smallest, largest = RANGES[field]
 
     def outside(case: Case) -> bool:
-        return not wrong_type(case) and not smallest <= getattr(case.config, field) <= largest
+        value = getattr(case.config, field)
+        return is_int(value) and not smallest <= value <= largest
 
-    shown = f"{field} is {{c.{field}!r}}"
-    return (
-        Restriction(
-            f"{api}-int-{field}",
-            api,
-            stage,
-            f"`{field}` is an int",
-            (field,),
-            wrong_type,
-            shown,
-            "it must be an int",
-            "a number that is rounded in silence is none that was meant",
-            error=not_int,
-        ),
-        Restriction(
-            f"{api}-range-{field}",
-            api,
-            stage,
-            f"`{field}` is in {smallest}..{largest}",
-            (field,),
-            outside,
-            shown,
-            f"it must be in {smallest}..{largest}",
-            source,
-        ),
+    return Restriction(
+        f"{api}-range-{field}",
+        api,
+        stage,
+        f"`{field}` is in {smallest}..{largest}",
+        (field,),
+        outside,
+        f"{field} is {{c.{field}!r}}",
+        f"it must be in {smallest}..{largest}",
+        "words of kernels that carry it" if largest < INT32_MAX else "it has to fit int32",
     )

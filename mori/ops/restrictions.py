@@ -94,8 +94,11 @@ def require(api: str, stage: str, case: Case, subject: str = "") -> None:
 def refusing(config: Any, backend: str, arch: str, communicator: Any = None) -> list[Restriction]:
     """The rows because of which an op of v2 cannot be built."""
     case = Case(config, archs.find(arch), backend, communicator=communicator)
-    # The config may have been changed since it was made. Later rows only make sense for what is legal and in range.
-    for rows in (_BY_PLACE["v2", "config"], restrictions_v2.RANGE_ROWS, _BY_PLACE["v2", "construction"]):
+    # The config may have been changed since it was made. Later rows only make sense for what is legal and in range, and
+    # those of configs for what the ones before let pass.
+    if (first := next(broken("v2", "config", case), None)) is not None:
+        return [first]
+    for rows in (restrictions_v2.RANGE_ROWS, _BY_PLACE["v2", "construction"]):
         if found := [row for row in rows if row.refuses(case)]:
             return found
     return []

@@ -18,7 +18,7 @@ from .kernel_types import (
     normalize_quant_type,
 )
 from .kernels import BLOCKWISE_KERNEL_TYPES, spell
-from .restriction import INT32_MAX, MAX_24_BITS, RANGES, Case, Restriction, range_rows
+from .restriction import INT32_MAX, MAX_24_BITS, RANGES, Case, Restriction, int_row, range_row
 
 _at_construction = partial(Restriction, api="v1", stage="construction")
 _at_call = partial(Restriction, api="v1", stage="call")
@@ -69,7 +69,11 @@ def _arithmetic(case: Case) -> str:
     return f"{' or '.join(sorted(case.arch.fp8))}, and {fp4}"
 
 
-RANGE_ROWS = tuple(row for field in RANGES for row in range_rows("v1", "construction", field, TypeError))
+RANGE_ROWS = tuple(
+    row
+    for field in RANGES
+    for row in (int_row("v1", "construction", field, TypeError), range_row("v1", "construction", field))
+)
 
 CONSTRUCTION: tuple[Restriction, ...] = (
     _at_construction(

@@ -11,7 +11,7 @@ from mori import target
 from mori.errors import ConfigMismatch, UnsupportedDtype
 
 from .dtypes import DTYPE_SUFFIX, dtype_names
-from .restriction import INT32_MAX, MAX_24_BITS, Case, Restriction, is_int, range_rows
+from .restriction import INT32_MAX, MAX_24_BITS, Case, Restriction, int_row, is_int, range_row
 
 QUANT_TYPES = ("none", "fp8_direct_cast", "fp8_blockwise", "fp4_blockwise", "fp4_blockwise_fp32")
 FP4_QUANT_TYPES = ("fp4_blockwise", "fp4_blockwise_fp32")
@@ -32,6 +32,10 @@ _at_construction = partial(Restriction, api="v2", stage="construction")
 _on_flydsl = partial(_at_construction, backends=("flydsl",))
 _on_hip = partial(_at_construction, backends=("hip",))
 _at_call_on_hip = partial(Restriction, api="v2", stage="call", backends=("hip",), error=NotImplementedError)
+
+
+def _is_payload(dtype: object) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype in DTYPE_SUFFIX
 
 
 def _is_fp4(dtype: torch.dtype) -> bool:
@@ -59,6 +63,8 @@ def _has_narrow_block(case: Case) -> bool:
 
 def _is_schedule(schedule: Any) -> bool:
     """Buckets of five whole numbers, the first one ascending; only the last may be without a bound."""
+    if not isinstance(schedule, tuple | list):
+        return False
     buckets = list(schedule)
     if not all(isinstance(bucket, tuple | list) and len(bucket) == 5 for bucket in buckets):
         return False
@@ -81,12 +87,40 @@ def _largest_tokens(case: Case) -> int:
     return int(INT32_MAX // case.config.world_size**2)
 
 
+# Fields that are numbers: False where None leaves them open.
+INT_FIELDS = {
+    "rank": True,
+    "world_size": True,
+    "hidden_dim": True,
+    "max_num_inp_token_per_rank": True,
+    "num_experts_per_rank": True,
+    "num_experts_per_token": True,
+    "scale_dim": True,
+    "scale_type_size": True,
+    "dispatch_block_num": False,
+    "combine_block_num": False,
+    "warp_num_per_block": False,
+    "combine_warp_num_per_block": False,
+    "max_total_recv_tokens": True,
+    "gpu_per_node": False,
+    "num_qp_per_pe": True,
+    "max_token_type_size": False,
+    "dispatch_rdma_block_num": False,
+    "combine_rdma_block_num": False,
+    "internode_auto_ll_max_tokens": True,
+}
+# First, because the others calculate with them.
+INTS = tuple(int_row("v2", "config", field, ValueError, or_none=not needed) for field, needed in INT_FIELDS.items())
+
 CONFIG: tuple[Restriction, ...] = (
     _in_config(
         id="v2-gpu-per-node",
         statement="`gpu_per_node` divides `world_size`",
         fields=("gpu_per_node", "world_size"),
-        broken=lambda x: x.config.gpu_per_node <= 0 or x.config.world_size % x.config.gpu_per_node != 0,
+        broken=lambda x: (
+            x.config.gpu_per_node is not None
+            and (x.config.gpu_per_node <= 0 or x.config.world_size % x.config.gpu_per_node != 0)
+        ),
         message="gpu_per_node {c.gpu_per_node} does not divide world_size {c.world_size}",
         remedy="set it to the number of ranks on one node, None for all",
         source="contract of the config",
@@ -158,7 +192,7 @@ CONFIG: tuple[Restriction, ...] = (
         id="v2-payload-dtype",
         statement="rows are " + dtype_names(DTYPE_SUFFIX),
         fields=("dispatch_dtype", "combine_dtype"),
-        broken=lambda x: not {x.config.dispatch_dtype, x.config.combine_dtype} <= DTYPE_SUFFIX.keys(),
+        broken=lambda x: not all(_is_payload(dtype) for dtype in (x.config.dispatch_dtype, x.config.combine_dtype)),
         message="rows of {c.dispatch_dtype} in dispatch and {c.combine_dtype} in combine",
         remedy="use two of " + dtype_names(DTYPE_SUFFIX),
         source="contract of the config",
@@ -265,7 +299,7 @@ _RANGES = (
     "scale_type_size",
     "max_total_recv_tokens",
 )
-RANGE_ROWS = tuple(row for field in _RANGES for row in range_rows("v2", "construction", field, ValueError))
+RANGE_ROWS = tuple(range_row("v2", "construction", field) for field in _RANGES)
 
 EVERY_BACKEND: tuple[Restriction, ...] = (
     _at_construction(
@@ -519,4 +553,4 @@ CALL: tuple[Restriction, ...] = (
 )
 FEATURES = ("replay", "local_expert_count", "std_moe")
 
-ROWS = (*CONFIG, *RANGE_ROWS, *EVERY_BACKEND, *FLYDSL, *HIP, *CALL)
+ROWS = (*INTS, *CONFIG, *RANGE_ROWS, *EVERY_BACKEND, *FLYDSL, *HIP, *CALL)

@@ -13,6 +13,7 @@ from mori.cco.communicator import _agree
 from mori.ops import restrictions
 from mori.ops.config import check_config
 from mori.ops.restriction import INT32_MAX, MAX_24_BITS, RANGES
+from mori.ops.restrictions_v2 import INT_FIELDS
 from mori.ops.validation import DISPATCH_RULES, check_arguments
 
 from .configs import make_config
@@ -73,7 +74,8 @@ def _range_pairs(api: str, fields: list[str]) -> dict[str, Pair]:
     pairs = {}
     for field in fields:
         smallest, largest = RANGES[field]
-        pairs[f"{api}-int-{field}"] = Pair({field: 16.0}, {field: 1})
+        if api == "v1":
+            pairs[f"{api}-int-{field}"] = Pair({field: 16.0}, {field: 1})
         outside = largest + 1 if smallest < 0 or field == "world_size" else smallest - 1
         wide = {"combine_warp_num_per_block": 16} if api == "v2" else {}  # room for a world that is too large
         pairs[f"{api}-range-{field}"] = Pair({field: outside} | wide, {field: max(smallest, 0)})
@@ -128,6 +130,7 @@ PAIRS: dict[str, Pair] = {
         {"world_size": 64, "gpu_per_node": 64, "combine_warp_num_per_block": 1},
     ),
     # ---- v2, when an op is built
+    **{f"v2-int-{field}": Pair({field: 16.0}, {field: 8}) for field in INT_FIELDS},
     **_range_pairs("v2", [row.fields[0] for row in restrictions.TABLE if row.id.startswith("v2-range-")]),
     "v2-flat-index": Pair(
         {"world_size": 16, "max_num_inp_token_per_rank": 2**23},

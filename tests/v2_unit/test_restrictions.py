@@ -7,16 +7,18 @@ import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mori
 from mori import archs, target
+from mori.errors import UnsupportedDtype
 from mori.ops import restrictions
 from mori.ops.config import check_config
 from mori.ops.dispatch_combine_v2 import EpDispatchCombineConfig
 from mori.ops.restriction import Case, Restriction
-from mori.ops.restrictions_v2 import FEATURES, ROWS
+from mori.ops.restrictions_v2 import FEATURES, INT_FIELDS, ROWS
 
 from .configs import FIELDS, make_config
 from .examples import BF16, FNUZ, FP4, FP8, MAKERS, NODES, PAIRS, Pair, legs
@@ -141,10 +143,19 @@ def test_all_reasons_are_given_and_a_config_that_became_illegal_gives_its_own_on
 
 @pytest.mark.parametrize(
     "schedule",
-    [((None, 1, 1, 1),), ((None, 1, 1, 1, 8), (8, 1, 1, 1, 8)), ((8, 1, 1, 1, 8.0),), (5,), ((8, 1, 1, 1, 8),) * 2],
+    [
+        ((None, 1, 1, 1),),
+        ((None, 1, 1, 1, 8), (8, 1, 1, 1, 8)),
+        ((8, 1, 1, 1, 8.0),),
+        (5,),
+        ((8, 1, 1, 1, 8),) * 2,
+        5,
+        True,
+        "x",
+    ],
 )
 def test_what_is_no_schedule(schedule: Any):
-    with pytest.raises(ValueError, match=r"schedule is \("):
+    with pytest.raises(ValueError, match=re.escape(f"schedule is {schedule!r}: use (most tokens")):
         make_config(schedule=schedule)
 
 
@@ -153,8 +164,31 @@ def test_what_is_a_schedule(schedule: Any):
     assert make_config(schedule=schedule).schedule == schedule
 
 
+@pytest.mark.parametrize("field", INT_FIELDS)
+def test_what_is_no_number_is_refused_by_name(field: str):
+    for value in ("x", [], True, 1.5, torch.float32, *(None,) * INT_FIELDS[field]):
+        with pytest.raises(ValueError, match=f"^EpDispatchCombineConfig: {re.escape(f'{field} is {value!r}')}: "):
+            make_config(**{field: value})
+
+
+@pytest.mark.parametrize("dtype", [[], "bfloat16", 2, torch.float16])
+def test_what_is_no_dtype_of_rows_is_refused(dtype: Any):
+    with pytest.raises(UnsupportedDtype, match=re.escape(f"rows of {dtype} in dispatch")):
+        make_config(data_type=dtype)
+
+
+def test_integers_of_other_libraries_become_pythons_own():
+    config = make_config(world_size=np.int64(8), hidden_dim=np.int32(256), num_qp_per_pe=np.uint8(2))
+    assert [type(each) for each in (config.world_size, config.hidden_dim, config.num_qp_per_pe)] == [int] * 3
+    assert config == make_config(hidden_dim=256)
+    config.max_num_inp_token_per_rank = np.int64(5)
+    assert type(config.detached().max_num_inp_token_per_rank) is int
+    assert restrictions.unsupported(config, "hip", "host") == ()
+
+
 def test_numbers_that_are_none_are_reasons_before_others():
-    config = make_config(num_experts_per_token=None, combine_mode="scatter", gpu_per_node=4)
+    config = make_config(combine_mode="scatter", gpu_per_node=4)
+    config.num_experts_per_token = None
     assert restrictions.unsupported(config, "hip", "host") == ("num_experts_per_token is None: it must be an int",)
 
 

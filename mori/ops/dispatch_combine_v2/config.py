@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from mori import archs, env, target
 from .. import restrictions
 from ..config import receive_rows_per_rank
 from ..dtypes import DTYPE_SUFFIX
+from ..restrictions_v2 import INT_FIELDS
 from . import hip_tuning_configs, tuning_configs
 from .tuning_configs import KEYS, Schedule
 
@@ -129,6 +132,7 @@ class EpDispatchCombineConfig:
         if self.gpu_per_node is None:
             self.gpu_per_node = self.world_size
         restrictions.require("v2", "config", case, subject)
+        self._settle_numbers()
         if self.is_internode:
             wave = current.contract_wave
             self.max_num_inp_token_per_rank = -(-self.max_num_inp_token_per_rank // wave) * wave
@@ -141,6 +145,18 @@ class EpDispatchCombineConfig:
         self._untuned: Mapping[str, Any] | None = None
         self._resolve_geometry()
         restrictions.require("v2", "config", case, subject)  # once more, for what depends on launch sizes
+
+    def _settle_numbers(self) -> None:
+        """Integers of other libraries become Python's own: those travel, and never overflow."""
+        for name in INT_FIELDS:
+            if getattr(self, name) is not None:
+                setattr(self, name, index(getattr(self, name)))
+
+    def detached(self) -> EpDispatchCombineConfig:
+        """A copy that later changes of this config do not reach: what an op goes on with once it has been checked."""
+        copied = copy.copy(self)
+        copied._settle_numbers()
+        return copied
 
     @classmethod
     def tuned(cls, **kwargs: Any) -> EpDispatchCombineConfig:
