@@ -99,6 +99,20 @@ def test_calls_after_the_end_of_the_communicator():
     pool(WORLD).run(destroyed)
 
 
+def one_config_for_several_ops(context: RankContext) -> None:
+    from mori.ops.dispatch_combine_v2 import EpDispatchCombineOp
+
+    config = config_of(CASE, context.rank)
+    op = EpDispatchCombineOp(config, communicator(context))
+    config.hidden_dim, config.max_num_inp_token_per_rank, config.num_experts_per_token = 1024, 500, 8
+    Exercise(context, CASE.with_steps(*steps_of("DCDC")), op=op).run()
+    require(op.cfg == config_of(CASE, context.rank), f"{op.cfg}")
+
+
+def test_an_op_keeps_the_config_that_it_was_built_with():
+    pool(WORLD).run(one_config_for_several_ops)
+
+
 def several(context: RankContext) -> None:
     """Two ops of one shape, one of another, interleaved."""
     other = replace(case_of(WORLD, 160, 5, 3, 9), steps=())

@@ -89,8 +89,9 @@ class EpDispatchCombineOp:
 
     The kernel backend is `cfg.kernel_backend`, else MORI_V2_KERNEL_BACKEND, else the default of the target; naming a
     subclass takes that one. The op owns one window, two tracked resources of the communicator, until `close()` or the
-    end of a `with` block. Views stay valid memory after that. Several ops may share a communicator, also with v1 ops
-    in the same process. Calls on one op come in the same order on all ranks; any order is legal, without barriers.
+    end of a `with` block. Views stay valid memory after that. `cfg` is copied: changes of it reach later ops only.
+    Several ops may share a communicator, also with v1 ops in the same process. Calls on one op come in the same order
+    on all ranks; any order is legal, without barriers.
 
     On CPUs calls are synchronous. On GPUs they are enqueued on the current stream of the communicator's device, never
     wait for it, and can be captured into graphs.
@@ -114,6 +115,7 @@ class EpDispatchCombineOp:
 
     def __init__(self, cfg: EpDispatchCombineConfig, comm: Communicator) -> None:
         self._gate(cfg, comm)
+        cfg = cfg.detached()
         comm.agree(agreed_fields(cfg, self.backend_name), f"EpDispatchCombineOp({self.backend_name})")
         self.cfg = cfg
         self.comm = comm
