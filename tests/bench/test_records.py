@@ -16,6 +16,7 @@ from tests.gpu import results, sanitize
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted((ROOT / "benchmarks" / "results").glob("**/*.json"))
 GPU_TESTS = sorted((ROOT / "tests" / "gpu" / "results").glob("**/*.json"))
+LONG_TESTS = sorted((ROOT / "tests" / "results").glob("**/*.json"))  # of `make test-full`, on CPUs
 
 GOOD = records.Record(
     library="mori",
@@ -89,6 +90,8 @@ def test_every_committed_benchmark_record():
 def test_every_committed_result_of_gpu_tests():
     judges = {results.SCHEMA: results.problems, sanitize.SCHEMA: sanitize.problems}
     assert problems_of(GPU_TESTS, lambda document: judges[document["schema"]](document)) == {}
+    assert LONG_TESTS
+    assert problems_of(LONG_TESTS, lambda document: results.problems(document, results.HOST_CONDITIONS)) == {}
 
 
 def test_what_a_sanitizer_finds_is_a_problem():

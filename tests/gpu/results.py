@@ -83,8 +83,13 @@ class Results:
         temporary.replace(self.file)
 
 
-def problems(document: dict[str, Any]) -> list[str]:
-    """What is wrong with a committed results file; empty for a complete run without a failed or skipped test."""
+GPU_CONDITIONS = ("date", "device", "driver", "mori", "torch", "python", "cuda")
+HOST_CONDITIONS = ("date", "mori", "torch", "python", "cores")
+
+
+def problems(document: dict[str, Any], known: tuple[str, ...] = GPU_CONDITIONS) -> list[str]:
+    """What is wrong with a committed results file; empty for a complete run without a failed or skipped test, of whose
+    conditions `known` are stated."""
     found = []
     if document.get("schema") != SCHEMA:
         found.append(f"schema is {document.get('schema')!r}, expected {SCHEMA!r}")
@@ -100,7 +105,7 @@ def problems(document: dict[str, Any]) -> list[str]:
         found.append(f"counts are {document.get('counts')}, the entries say {counts}")
     if not tests or document.get("selected") != len(tests):
         found.append(f"{document.get('selected')} tests were selected, {len(tests)} have a result")
-    for field in ("date", "device", "driver", "mori", "torch", "python", "cuda"):
+    for field in known:
         if not document.get("conditions", {}).get(field):
             found.append(f"conditions lack {field}")
     return found
