@@ -67,12 +67,15 @@ class Describer {
     metadata.dtype = tensor.dtype;
     metadata.dimensions = tensor.ndim;
     metadata.present = 1;
+    bool has_elements = true;
     for (int d = 0; d < tensor.ndim; ++d) {
+      has_elements = has_elements && tensor.shape[d] > 0;
       metadata.shape[d] = tensor.shape[d];
       metadata.strides[d] = tensor.strides != nullptr ? tensor.strides[d] : -1;
     }
     address = reinterpret_cast<std::uint64_t>(tensor.data) + tensor.byte_offset;
-    return true;
+    // A fake tensor looks like a real one but for its address, which is no part of the key.
+    return address != 0 || !has_elements;
   }
 
   py::type type_;

@@ -44,11 +44,16 @@ Call = TypeVar("Call")
 
 
 def _describe_slowly(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """As `_core.describer` makes them, by attributes. AttributeError or RuntimeError for what is no dense tensor."""
+    """As `_core.describer` makes them, by attributes. AttributeError or RuntimeError for what is no dense tensor with
+    memory."""
     key = tuple(
         None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
     )
-    return (key, *_addresses(tensors))
+    addresses = _addresses(tensors)
+    for tensor, address in zip(tensors, addresses, strict=True):
+        if tensor is not None and not address and tensor.numel():
+            raise RuntimeError("a tensor has elements but no memory")
+    return (key, *addresses)
 
 
 def _addresses(tensors: tuple[torch.Tensor | None, ...]) -> tuple[int, ...]:

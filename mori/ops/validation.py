@@ -59,6 +59,11 @@ IS_CONTIGUOUS = Rule(
     lambda a: a.tensor.layout is torch.strided and a.tensor.is_contiguous(),
     "with shape {shape} is not contiguous: pass {a.name}.contiguous()",
 )
+HAS_MEMORY = Rule(
+    ValueError,
+    lambda a: a.tensor.numel() == 0 or a.tensor.data_ptr() != 0,
+    "with shape {shape} has no memory, as tensors of FakeTensorMode have none: pass a tensor with data",
+)
 PLACEMENT = (ON_DEVICE, IS_MATRIX, IS_CONTIGUOUS)
 
 _HAS_COLUMNS = Rule(ValueError, lambda a: a.columns > 0, "has rows of 0 elements: a row needs at least 1")
@@ -183,7 +188,7 @@ def check_arguments(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{call}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
         argument = Argument(call, name, tensor, limits, device, tokens)
-        for rule in rules[name]:
+        for rule in (*rules[name], HAS_MEMORY):
             if not rule.holds(argument):
                 text = rule.message.format(a=argument, t=tensor, l=limits, shape=tuple(tensor.shape))
                 raise rule.error(f"{call}: {name} {text}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import mori
 from mori.ops import calls
@@ -17,6 +18,7 @@ from mori.ops.engine import DispatchWork
 from mori.ops.validation import (
     COMBINE_RULES,
     DISPATCH_RULES,
+    PLACEMENT,
     check_arguments,
     check_combine_indices,
     check_expert_ids,
@@ -166,6 +168,23 @@ def memo(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     elif not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch has no exchange interface")
     return CallMemo(enabled=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*FakeTensor")
+def test_tensors_without_memory_are_refused_whatever_was_called_before(memo: CallMemo[DispatchCall]):
+    def prepare(input: torch.Tensor, weights: torch.Tensor | None) -> DispatchCall:
+        tensors = {"input": input, "weights": weights}
+        check_arguments("dispatch", {"input": PLACEMENT, "weights": PLACEMENT}, tensors, None, CPU)
+        return DispatchCall((), WORK)
+
+    rows = torch.zeros(4, 8)
+    with FakeTensorMode():
+        fake, empty = torch.zeros(4, 8), torch.zeros(0, 8)
+    memo.find(prepare, rows, rows)
+    for name, given in (("input", (fake, rows)), ("weights", (rows, fake))):
+        with pytest.raises(ValueError, match=rf"{name} with shape \(4, 8\) has no memory.*FakeTensorMode"):
+            memo.find(prepare, *given)
+    assert memo.find(prepare, empty, None)[1] == (0, 0)
 
 
 def test_a_call_is_checked_once_per_metadata(memo: CallMemo[DispatchCall]):

@@ -129,6 +129,26 @@ def test_arguments_that_lie_in_the_ops_own_memory():
     pool(1).run(own_memory)
 
 
+def fakes(context: RankContext) -> None:
+    """A fake tensor looks like the real ones of the calls before, and has no memory."""
+    from torch._subclasses import FakeTensorMode
+
+    op = new_op(context, case_of(1, HIDDEN, TOPK, EXPERTS, TOKENS, scale_dim=3))
+    *_, handle = op.dispatch(**fitting(op), return_routing=True)
+    op.combine(torch.zeros(3, HIDDEN, dtype=BF16), routing=handle)
+    with FakeTensorMode():
+        fake, rows = fitting(op), torch.zeros(3, HIDDEN, dtype=BF16)
+    for name in fake:
+        raises(ValueError, lambda name=name: op.dispatch(**(fitting(op) | {name: fake[name]})), says="has no memory")
+    raises(ValueError, lambda: op.combine(rows, routing=handle), says="has no memory")
+    op.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*FakeTensor")
+def test_tensors_that_have_no_memory():
+    pool(1).run(fakes)
+
+
 def validated(context: RankContext) -> None:
     op = new_op(context, replace(CASE, environment=(("MORI_EP_VALIDATE", "1"),)))
     arguments = fitting(op)
