@@ -1,4 +1,4 @@
-"""Numbers that callers pass: what is none must not get into an allocator, into a message to peers, or to native code."""
+"""Numbers that callers pass: what is none must not get into an allocator, a message to peers or native code."""
 
 from __future__ import annotations
 
