@@ -167,6 +167,15 @@ def test_reasons_are_listed_before_memory_is_taken(comm):
     assert comm._resources == []
 
 
+def test_reasons_of_a_backend_may_be_a_list(comm):
+    class Refusing(EpDispatchCombineOp, backend="refusing"):
+        def _unsupported(self, cfg):
+            return ["first", "second"]
+
+    with pytest.raises(ValueError, match="^refusing backend cannot serve this config:\n  first\n  second$"):
+        EpDispatchCombineOp(config(kernel_backend="refusing"), comm)
+
+
 def test_kernels_may_refuse_too_and_nothing_is_left(comm):
     loopback(unsupported=("no kernels today",))
     with pytest.raises(ValueError, match="loopback backend cannot serve this config:\n  no kernels today"):

@@ -175,7 +175,7 @@ class EpDispatchCombineOp:
 
     def _gate(self, cfg: EpDispatchCombineConfig, comm: Communicator) -> None:
         listed = restrictions.unsupported(cfg, self.backend_name, comm.target.arch, comm)
-        self._refuse(listed + self._unsupported(cfg))
+        self._refuse((*listed, *self._unsupported(cfg)))
 
     def _refuse(self, reasons: tuple[str, ...]) -> None:
         if reasons:
