@@ -16,6 +16,7 @@ from mori.ops import restrictions
 from mori.ops.config import EpDispatchCombineConfig as ConfigV1
 from mori.ops.config import check_config
 from mori.ops.dispatch_combine_v2 import EpDispatchCombineConfig as ConfigV2
+from mori.ops.dispatch_combine_v2 import backends
 from mori.ops.dispatch_combine_v2.config import backend_of
 from mori.ops.dtypes import DTYPE_SUFFIX
 from mori.ops.kernel_types import EpDispatchCombineKernelType, normalize_quant_type
@@ -106,7 +107,7 @@ class Answer(NamedTuple):
 
 
 def answer(question: Question) -> Answer:
-    """ValueError for names of apis, archs, dtypes or features that there are not."""
+    """ValueError for names of apis, archs, backends, dtypes or features that there are not."""
     arch = archs.find(question.arch or target.current().arch)
     if question.api not in APIS:
         raise ValueError(f"api {question.api!r} is unknown: there are {', '.join(APIS)}")
@@ -140,6 +141,8 @@ def _v2(question: Question, arch: archs.Arch) -> tuple[str | None, list[Reason]]
     dispatch, combine = (question.element_type(n, arch) for n in (question.dispatch_dtype, question.combine_dtype))
     if unknown := set(question.features).difference(restrictions.FEATURES):
         raise ValueError(f"no feature {', '.join(sorted(unknown))}: there are {', '.join(restrictions.FEATURES)}")
+    if question.backend not in (None, *backends.known()):
+        raise ValueError(f"backend {question.backend!r} is unknown: there are {', '.join(backends.known())}")
     with target.assume(arch.name):
         try:
             config = ConfigV2(

@@ -73,6 +73,7 @@ def test_answers(name: str):
         ({"dispatch_dtype": "f16"}, "bf16"),
         ({"kernel_type": "Intra"}, "IntraNodeLL"),
         ({"api": "v2", "features": ("graphs",)}, "local_expert_count"),
+        ({"api": "v2", "backend": "nope"}, "backend 'nope' is unknown: there are flydsl, hip"),
     ],
 )
 def test_words_that_do_not_exist(fields: dict[str, Any], words: str):
