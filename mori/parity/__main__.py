@@ -9,6 +9,7 @@ from .plain import expected
 from .ranks import Way, play_all
 
 _SHOWN = 10
+_MOST_RANKS = 64
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,8 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         ways = Way.parse(chosen.left), Way.parse(chosen.right)
+        for way in ways:
+            way.require_here()
     except ValueError as problem:
         parser.error(str(problem))
+    if chosen.configurations < 1:
+        parser.error(f"--configurations is {chosen.configurations}: play at least 1")
+    if not 1 <= chosen.world_size <= _MOST_RANKS:
+        parser.error(f"--world-size is {chosen.world_size}: it must be in 1..{_MOST_RANKS}, each rank is a process")
     configurations = drawn(chosen.first, chosen.configurations, chosen.world_size)
     played = play_all(ways[0], configurations), play_all(ways[1], configurations)
     found, line = report((str(ways[0]), str(ways[1])), configurations, played, expected)

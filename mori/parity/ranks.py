@@ -6,7 +6,10 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import torch
+
 from mori import env
+from mori.ops.dispatch_combine_v2 import backends
 
 from .compare import Played
 from .configuration import Configuration
@@ -30,6 +33,13 @@ class Way(NamedTuple):
         if parts[0] == "v1" and parts[1] != "hip":
             raise ValueError(f"{text!r}: v1 has one backend, called hip")
         return cls(*parts)
+
+    def require_here(self) -> None:
+        """ValueError if this machine or this installation cannot go this way."""
+        if self.target != "host" and not torch.cuda.device_count():
+            raise ValueError(f"{self}: torch sees no GPU here; use target host")
+        if self.api == "v2" and self.backend not in backends.available():
+            raise ValueError(f"{self}: use a backend of v2 that loads here: {', '.join(backends.available())}")
 
     def __str__(self) -> str:
         return ":".join(self)
@@ -79,8 +89,6 @@ def _rank(end: Connection, way: Way, configurations: list[Configuration], rank: 
 
 
 def _play(way: Way, configurations: list[Configuration], rank: int, unique_id: bytes) -> list[object]:
-    import torch
-
     from mori.cco import Communicator, UniqueId
 
     from .play import play

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from mori.parity import __main__ as command_line
 from mori.parity.compare import differences, differing_bits, drawn, report
@@ -116,6 +117,26 @@ def test_the_command_line(capsys: pytest.CaptureFixture):
     assert "v1:hip:host against v2:hip:host: 2 configurations, 2 ranks" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         command_line.main(["v1", "v2:hip:host"])
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ("v1:hip:host v2:hip:host --configurations 0", "--configurations is 0: play at least 1"),
+        ("v1:hip:host v2:hip:host --world-size 0", "--world-size is 0: it must be in 1..64"),
+        ("v1:hip:host v2:hip:host --world-size 9999", "--world-size is 9999: it must be in 1..64"),
+        ("v1:hip:host v2:flydsl:host", "v2:flydsl:host: use a backend of v2 that loads here: hip"),
+        ("v1:hip:cuda v2:hip:host", "v1:hip:cuda: torch sees no GPU here"),
+    ],
+)
+def test_what_cannot_be_played_is_said_before_ranks_start(
+    arguments: str, says: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(arguments.split())
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_rank_that_fails_says_why():
