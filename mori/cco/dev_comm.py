@@ -120,6 +120,10 @@ class DevCommHandle(CCOResource):
         self._check()
         return int(self._communicator._memory.bytes_per_rank)
 
+    def _check(self) -> None:
+        super()._check()
+        self._communicator._check("use a device communicator")
+
     def _release(self) -> None:
         self._communicator._area.remove_communicator(self._address)
         self._slabs.close()

@@ -197,6 +197,15 @@ def test_a_handle_that_is_constructed_is_not_tracked() -> None:
         handle.close()
 
 
+def test_a_handle_that_outlives_its_communicator_says_so() -> None:
+    with joined(1) as (comm,):
+        handle = DevCommHandle(comm)
+        comm.destroy()
+        for name in ("ptr", "host_ptr", "rank", "flat_base", "per_rank_size"):
+            with pytest.raises(RuntimeError, match="Communicator has been destroyed"):
+                getattr(handle, name)
+
+
 def test_an_op_like_user_takes_exactly_two_resources() -> None:
     """Memory and window; barriers and descriptors are not counted, and nothing is left."""
     with joined(2) as members:

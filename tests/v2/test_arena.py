@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from mori.cco import Communicator, get_unique_id
-from mori.errors import HeapExhausted
+from mori.errors import ConfigMismatch, HeapExhausted
 from mori.ops.dispatch_combine_v2 import EpDispatchCombineConfig
 from mori.ops.dispatch_combine_v2.hip_backend import REGION_NAMES, EpDispatchCombineOpHip, shape_of
 from mori.ops.dispatch_combine_v2.symm_arena import SymmArena, align_up
 from mori.ops.engine import layout
+from tests.cco.members import each, joined
 
 
 @pytest.fixture
@@ -93,3 +94,12 @@ def test_the_engine_finds_its_regions_where_the_arena_puts_them(comm, scale_dim:
     assert op.arena.total_bytes == expected.total_bytes
     assert op.arena.has("out_scales") == bool(scale_dim)
     assert {"disp_out", "out_tok", "out_wts", "out_idx", "recv_to_src_token"} <= set(op.arena.regions)
+
+
+def test_arenas_of_different_sizes_are_an_error_of_all_ranks():
+    with joined(2) as members:
+        found = each(members, lambda comm: SymmArena(comm, [("a", 256 * (1 + comm.rank))]))
+        for error, comm in zip(found, members, strict=True):
+            assert isinstance(error, ConfigMismatch)
+            assert "bytes of symmetric memory: 256 on rank 0; 512 on rank 1" in str(error)
+            assert comm._resources == []

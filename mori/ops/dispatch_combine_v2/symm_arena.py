@@ -36,7 +36,8 @@ class SymmArena:
             end = align_up(end + size, REGION_ALIGNMENT)
         self.total_bytes = max(end, REGION_ALIGNMENT)
         self._device = comm.device
-        self._memory = comm.alloc_mem(self.total_bytes)
+        # Collective, so that memory which one rank lacks is an error of all.
+        self._memory = comm.allocate_symmetric(self.total_bytes, "SymmArena")
         try:
             self._window: RegisteredWindow = comm.register_window(self._memory.ptr, self.total_bytes)
         except BaseException:
