@@ -18,13 +18,14 @@ INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.development
 NATIVE_SOURCES := $(shell find csrc cmake -name '*.hpp' -o -name '*.cpp' -o -name '*.cmake') CMakeLists.txt
 
-.PHONY: help demo test test-full lint format docs build clean
+.PHONY: help demo dev test test-full lint format docs build clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       install into .venv, run the guide's example with 8 ranks on CPUs, check every bit"
 	@echo "make test       every test that needs no GPU"
 	@echo "make test-full  those and the ones that are too long for CI"
+	@echo "make dev        installs what tests and lint need"
 	@echo "make lint       formatting, types, rules of the tree"
 	@echo "make format     formats Python and C++"
 	@echo "make docs       prints the generated tables of docs/ again"
@@ -33,6 +34,8 @@ help:
 
 demo: $(INSTALLED)
 	$(BIN)/python -m mori.demo
+
+dev: $(INSTALLED) $(DEVELOPMENT)
 
 test: $(INSTALLED) $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m "not gpu and not full"

@@ -200,7 +200,10 @@ class StandardMoe:
 
     def _require_standard_moe(self, method: str) -> None:
         if not env.get("ENABLE_STANDARD_MOE_ADAPT"):
-            raise RuntimeError(f"{method} is not available. Rebuild with ENABLE_STANDARD_MOE_ADAPT=ON.")
+            raise RuntimeError(
+                f"{method} is not available. Rebuild with ENABLE_STANDARD_MOE_ADAPT=ON. Here that is a variable of the "
+                "running process: unset it"
+            )
         limits = self._limits
         if limits.kernel_type not in _KERNEL_TYPES:
             names = ", ".join(sorted(member.name for member in _KERNEL_TYPES))
