@@ -10,6 +10,7 @@ import torch
 
 from mori import _core
 
+from .handle_contents import check_handle_contents
 from .kernel_types import EpDispatchCombineKernelType as KernelType
 
 if TYPE_CHECKING:
@@ -73,22 +74,7 @@ def check_handle(handle: object, limits: Limits, device: torch.device) -> None:
     require_kernel_type(limits.kernel_type)
     if not isinstance(handle, EpDispatchRoutingHandle):
         raise TypeError(f"routing must be an EpDispatchRoutingHandle, got {type(handle).__name__}")
-    if not 0 <= handle.cur_rank_num_token <= limits.max_tokens:
-        raise ValueError(
-            f"routing: cur_rank_num_token is {handle.cur_rank_num_token}, must be in 0..{limits.max_tokens}: "
-            "it is the token count of the dispatch that made the handle"
-        )
-    for name, size in _sizes(limits).items():
-        tensor = getattr(handle, name)
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32:
-            raise TypeError(f"routing: {name} must be an int32 tensor, as the dispatch that made the handle gave it")
-        if tensor.device != device or not tensor.is_contiguous():
-            raise ValueError(f"routing: {name} must be a contiguous tensor on {device}, got one on {tensor.device}")
-        if tensor.numel() != size:
-            raise ValueError(
-                f"routing: {name} has {tensor.numel()} elements, handles of this op have {size}: "
-                "it comes from an op with another config"
-            )
+    check_handle_contents(handle, limits.max_tokens, _sizes(limits), device)
     # Sizes do not tell of receive caps. Of a GPU the host does not know the count without waiting.
     if device.type == "cpu" and int(handle.total_recv_token_num) > limits.receive_rows:
         raise ValueError(
