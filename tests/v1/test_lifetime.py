@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.rank_worker import RankContext
-from tests.ranks import pool
+from tests.ranks import pool, private_pool
 from tests.v1 import cases
 from tests.v1.cases import Case, Step, routing
 from tests.v1.exercise import Exercise, require, require_same_bits
@@ -164,7 +164,6 @@ def test_a_hundred_ops_leave_nothing_behind(world_size: int):
 def finalize_and_init_again(context: RankContext, cycles: int) -> list[Resources]:
     import mori
 
-    context.cache.clear()  # communicators of other tests of this world have memory too
     case = small_case(context.world_size)
     found = []
     for _ in range(cycles):
@@ -178,7 +177,9 @@ def finalize_and_init_again(context: RankContext, cycles: int) -> list[Resources
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_finalize_gives_everything_back(world_size: int):
-    for found in pool(world_size).run(finalize_and_init_again, 12):
+    with private_pool(world_size) as ranks:  # what other tests leave in a process has memory too
+        results = ranks.run(finalize_and_init_again, 12)
+    for found in results:
         settled = found[3:]
         assert {resources.descriptors for resources in settled} == {settled[0].descriptors}
         assert {resources.threads for resources in settled} == {settled[0].threads}
