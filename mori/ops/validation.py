@@ -97,6 +97,14 @@ IDS_ARE_INT32 = Rule(
     "must be int32 (or uint32), got {t.dtype}: pass {a.name}.to(torch.int32)",
 )
 
+# A tensor without elements in its rows means "no scales", whatever its dtype.
+SCALES_OF_TOKENS = (
+    ON_DEVICE,
+    Rule(ValueError, lambda a: a.tensor.dim() == 2 or a.tensor.numel() == 0, IS_MATRIX.message),
+    IS_CONTIGUOUS,
+    Rule(ValueError, lambda a: a.columns == 0 or a.rows == a.tokens, ROW_PER_TOKEN.message),
+)
+
 DISPATCH_RULES: dict[str, tuple[Rule, ...]] = {
     "input": (
         Rule(
@@ -113,12 +121,8 @@ DISPATCH_RULES: dict[str, tuple[Rule, ...]] = {
         *_ROW_SIZE,
     ),
     "weights": (IS_FLOAT32, *PLACEMENT, ROW_PER_TOKEN, TOPK_COLUMNS),
-    # An (n, 0) or otherwise empty tensor means "no scales", whatever its dtype.
     "scales": (
-        ON_DEVICE,
-        Rule(ValueError, lambda a: a.tensor.dim() == 2 or a.tensor.numel() == 0, IS_MATRIX.message),
-        IS_CONTIGUOUS,
-        Rule(ValueError, lambda a: a.columns == 0 or a.rows == a.tokens, ROW_PER_TOKEN.message),
+        *SCALES_OF_TOKENS,
         Rule(
             ValueError,
             lambda a: a.columns in (0, a.limits.scale_dim),

@@ -8,12 +8,10 @@ import torch
 
 from ..validation import (
     IDS_ARE_INT32,
-    IS_CONTIGUOUS,
     IS_FLOAT32,
-    IS_MATRIX,
-    ON_DEVICE,
     PLACEMENT,
     ROW_PER_TOKEN,
+    SCALES_OF_TOKENS,
     TOPK_COLUMNS,
     Rule,
 )
@@ -82,12 +80,8 @@ DISPATCH_RULES: dict[str, tuple[Rule, ...]] = {
         _ROW_COLUMNS,
     ),
     "weights": (IS_FLOAT32, *PLACEMENT, ROW_PER_TOKEN, TOPK_COLUMNS),
-    # A tensor without elements in its rows means "no scales", whatever its dtype.
     "scales": (
-        ON_DEVICE,
-        Rule(ValueError, lambda a: a.tensor.dim() == 2 or a.tensor.numel() == 0, IS_MATRIX.message),
-        IS_CONTIGUOUS,
-        Rule(ValueError, lambda a: a.columns == 0 or a.rows == a.tokens, ROW_PER_TOKEN.message),
+        *SCALES_OF_TOKENS,
         Rule(
             ValueError,
             lambda a: a.columns == 0 or a.row_bytes == a.limits.scale_bytes,
