@@ -116,7 +116,7 @@ class CountedDispatch {
   // Words and sums carry their values: relaxed. Who adds the last chunk to a destination's sum knows the total.
   MORI_DEVICE void publish(u32 chunk, u32 chunks, u32 d) {
     const u32 rows = scratch.total[d];
-    T::store_system(s.ep.word(s.rank(), s.words.counted(chunk, d)), CountWord::encode(s.call, rows));
+    s.send_word(s.rank(), s.words.counted(chunk, d), CountWord::encode(s.call, rows));
     u32* sum = s.ep.template own<u32>(RegionId::control, s.words.sum(d));
     const u32 added = T::add_device(sum, CountedSum::encode(rows)) + CountedSum::encode(rows);
     if (CountedSum::chunks(added) != chunks) return;
